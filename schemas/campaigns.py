@@ -1,0 +1,165 @@
+"""What travels for a campaign: references and counts, never recipients."""
+
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from schemas.kinds import CampaignPhase, Channel, ControlState, MessageClass, Mode, RecipientState
+from schemas.wire import Wire
+
+Counts = dict[RecipientState, int]
+
+
+class CampaignInput(Wire):
+    """Starts a `Campaign`."""
+
+    tenant: str
+    mode: Mode
+    campaign_id: UUID
+    accepted_at: datetime
+    send_at: datetime | None = None
+
+
+class Frozen(Wire):
+    """What launch pinned. `frozen_at` names the partition for ever."""
+
+    frozen_at: datetime
+    size: int
+    shards: int
+    pages: int
+    page_size: int
+    channels: list[Channel]
+    message_class: MessageClass
+    expires_at: datetime
+
+
+class Refused(Wire):
+    """The launch cannot be; said with a code and examples."""
+
+    kind: Literal["refused"] = "refused"
+    code: str
+    reason: str
+    examples: list[str] = []
+
+
+class FreezeResult(Wire):
+    """Exactly one is set."""
+
+    frozen: Frozen | None = None
+    refused: Refused | None = None
+
+
+class ShardRef(Wire):
+    """One shard of one frozen campaign."""
+
+    tenant: str
+    mode: Mode
+    campaign_id: UUID
+    frozen_at: datetime
+    shard: int
+    message_class: MessageClass
+    channels: list[Channel]
+
+
+class ShardInput(Wire):
+    """Starts, and continues, a `Shard`. `control` is the highest control version the workflow has seen."""
+
+    ref: ShardRef
+    planned: bool = False
+    stretches: int = 0
+
+
+class Stretch(Wire):
+    """Asks for one stretch: some thousands of recipients or some seconds, whichever ends first.
+
+    Where it starts is the durable cursor, never the caller's idea.
+    """
+
+    ref: ShardRef
+    channel: Channel | None = None
+    """None for plan; one for send."""
+    epoch: int = 0
+    max_recipients: int = 5_000
+    max_seconds: float = 10.0
+
+
+class StretchResult(Wire):
+    """Counts only. `done` when nothing is left before the shard's end."""
+
+    done: bool
+    handled: int = 0
+    until: datetime | None = None
+    """Not before then: tokens, a paused control row, a sender's fault."""
+    control: ControlState = ControlState.RUNNING
+    fault: str | None = None
+    """A sender-scope fault: the campaign pauses itself and says this."""
+    fenced: bool = False
+
+
+class DueStretch(Wire):
+    """Asks for the due rows of a campaign, in (shard, page) order, up to `before`."""
+
+    tenant: str
+    mode: Mode
+    campaign_id: UUID
+    frozen_at: datetime
+    message_class: MessageClass
+    channel: Channel
+    max_recipients: int = 5_000
+    max_seconds: float = 10.0
+
+
+class DueView(Wire):
+    """What waits, by bucket."""
+
+    earliest: datetime | None = None
+    waiting: int = 0
+
+
+class SettleResult(Wire):
+    """What settle found: ended leases made unknown, missing rows put into a bucket, and what is still open."""
+
+    made_unknown: int = 0
+    rebucketed: int = 0
+    open_rows: int = 0
+    earliest_due: datetime | None = None
+    next_lease_end: datetime | None = None
+
+
+class Control(Wire):
+    """The versioned control row."""
+
+    version: int
+    state: ControlState
+    rate_per_second: float | None = None
+    reason: str = ""
+    by: str = ""
+
+
+class ControlSignal(Wire):
+    """`pause`, `resume`, `cancel`, `set_rate`. From the API it names the row it already wrote; from Temporal's UI it does not."""
+
+    version: int | None = None
+    reason: str = ""
+    by: str = ""
+    rate_per_second: float | None = None
+
+
+class CampaignProgress(Wire):
+    """Recipients by state; the sum is the frozen size, always."""
+
+    campaign_id: UUID
+    phase: CampaignPhase
+    reason: str = ""
+    size: int
+    counts: Counts
+    reasons: dict[str, int] = {}
+    """Suppressed, expired and failed recipients by reason."""
+    control: ControlState = ControlState.RUNNING
+    rate_per_second: float | None = None
+    last_send_at: datetime | None = None
+    updated_at: datetime | None = None
+
+    @property
+    def adds_up(self) -> bool:
+        return sum(self.counts.values()) == self.size

@@ -1,0 +1,127 @@
+"""Every derived id. Same input, same id: that is what makes a retry harmless."""
+
+import base64
+import hashlib
+import struct
+from datetime import datetime
+from uuid import UUID, uuid5
+
+from schemas.kinds import Channel, Kind, Mode
+from schemas.notifications import DecisionKey, DeliveryKey
+
+NAMESPACE = UUID("6d6f6f6c-7365-6e64-8c0a-000000000001")
+
+
+def _name(*parts: str) -> str:
+    """Length-prefixed, so no two different tuples share a name."""
+    return "".join(f"{len(part)}:{part}" for part in parts)
+
+
+def derived_id(kind: Kind, tenant: str, mode: Mode, key: str) -> UUID:
+    """The id of what one idempotency key created."""
+    return uuid5(NAMESPACE, _name(kind, tenant, mode, key))
+
+
+def child_id(parent: UUID, purpose: str) -> UUID:
+    """The id of what a workflow starts once for a purpose, for example a reminder's notification."""
+    return uuid5(NAMESPACE, _name("child", str(parent), purpose))
+
+
+def dead_letter_id(decision: DecisionKey) -> UUID:
+    return uuid5(
+        NAMESPACE, _name("dead", decision.tenant, str(decision.campaign_id), decision.recipient_id)
+    )
+
+
+def notification_workflow_id(notification_id: UUID) -> str:
+    return f"notification/{notification_id}"
+
+
+def passcode_workflow_id(passcode_id: UUID) -> str:
+    return f"passcode/{passcode_id}"
+
+
+def reminder_workflow_id(reminder_id: UUID) -> str:
+    return f"reminder/{reminder_id}"
+
+
+def campaign_workflow_id(campaign_id: UUID) -> str:
+    return f"campaign/{campaign_id}"
+
+
+def shard_workflow_id(campaign_id: UUID, shard: int) -> str:
+    return f"campaign/{campaign_id}/{shard}"
+
+
+def due_workflow_id(campaign_id: UUID) -> str:
+    return f"campaign/{campaign_id}/due"
+
+
+_CHANNELS = {channel: n for n, channel in enumerate(Channel)}
+_CHANNELS_BACK = {n: channel for channel, n in _CHANNELS.items()}
+_HEAD = struct.Struct(">16sIIBBB")
+
+
+def delivery_id(d: DeliveryKey) -> str:
+    """A readable-back name for one delivery: it carries the key, so no index is needed to find the row. No address in it."""
+    device = d.device.encode()
+    head = _HEAD.pack(
+        d.campaign_id.bytes, d.shard, d.page, _CHANNELS[d.channel], d.send_no, len(device)
+    )
+    raw = head + device + d.recipient_id.encode()
+    return "dlv_" + base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def parse_delivery_id(tenant: str, frozen_at: datetime, text: str) -> DeliveryKey:
+    """The key inside a delivery id.
+
+    Raises:
+        ValueError: it is not a delivery id.
+    """
+    if not text.startswith("dlv_"):
+        raise ValueError("not a delivery id")
+    body = text[4:]
+    raw = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+    if len(raw) < _HEAD.size:
+        raise ValueError("not a delivery id")
+    campaign, shard, page, channel, send_no, device_length = _HEAD.unpack_from(raw)
+    rest = raw[_HEAD.size :]
+    if channel not in _CHANNELS_BACK or len(rest) <= device_length:
+        raise ValueError("not a delivery id")
+    return DeliveryKey(
+        tenant=tenant,
+        frozen_at=frozen_at,
+        campaign_id=UUID(bytes=campaign),
+        shard=shard,
+        page=page,
+        recipient_id=rest[device_length:].decode(),
+        channel=_CHANNELS_BACK[channel],
+        send_no=send_no,
+        device=rest[:device_length].decode(),
+    )
+
+
+def parse_delivery_campaign(text: str) -> UUID:
+    """Only the campaign (or notification) id, to look up `frozen_at` with.
+
+    Raises:
+        ValueError: it is not a delivery id.
+    """
+    return parse_delivery_id("", datetime.min, text).campaign_id
+
+
+def message_id(d: DeliveryKey, domain: str) -> str:
+    """RFC 5322 Message-ID, the same over every retry of one delivery."""
+    digest = hashlib.blake2b(
+        _name(
+            d.tenant, str(d.campaign_id), d.recipient_id, d.channel, str(d.send_no), d.device
+        ).encode(),
+        digest_size=16,
+    ).hexdigest()
+    return f"<{digest}@{domain}>"
+
+
+def spread(d: DecisionKey, seconds: int) -> int:
+    """0 <= n < seconds, the same for the same decision."""
+    digest = hashlib.blake2b(f"{d.campaign_id}{d.recipient_id}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") % max(seconds, 1)
