@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import struct
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID, uuid5
 
 from schemas.kinds import Channel, Kind, Mode
@@ -107,7 +107,7 @@ def parse_delivery_campaign(text: str) -> UUID:
     Raises:
         ValueError: it is not a delivery id.
     """
-    return parse_delivery_id("", datetime.min, text).campaign_id
+    return parse_delivery_id("", datetime.min.replace(tzinfo=UTC), text).campaign_id
 
 
 def message_id(d: DeliveryKey, domain: str) -> str:
