@@ -1,0 +1,24 @@
+"""What an accepted request says, sealed at rest in the accepted row and opened only by the activity that plans it."""
+
+from typing import Any
+
+from schemas.kinds import Channel
+from schemas.wire import Wire
+
+
+class Content(Wire):
+    """Template, variables and, for a passcode, the secret. Never travels through Temporal."""
+
+    template_id: str
+    template_version: int
+    """Frozen at accept: a template that changes later does not change this message."""
+    variables: dict[str, Any] = {}
+    secret: str | None = None
+    """A passcode's code; rendered as the variable `code`."""
+    origin: str | None = None
+    """Host for the origin-bound last line of a passcode SMS."""
+    verify_channel: Channel | None = None
+    verify_address: str | None = None
+    """The verify-this-address passcode flow: the only place where a caller names a raw address."""
+    verified_channels: list[Channel] = []
+    """Stamped at accept; what security uses when profiles or suppressions cannot be read (POL-7)."""
