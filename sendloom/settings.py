@@ -260,14 +260,18 @@ def _read(file: Path) -> dict[str, str]:
         raise ConfigurationError(
             f"cannot read {file}: {e.strerror}. Run as the user that owns it."
         ) from e
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    return {name.strip(): value.strip() for name, _, value in pairs if value.strip()}
 
 
 def _refuse_unknown(given: Mapping[str, str], file: Path) -> None:
     known = known_settings()
     lines = []
     for name in sorted(set(given) - set(known)):
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        # Without the prefix, which would make everything look alike.
+        bare = {k.removeprefix(PREFIX): k for k in known}
+        near = difflib.get_close_matches(name.removeprefix(PREFIX), bare, n=1, cutoff=0.6)
+        hint = f" Did you mean {bare[near[0]]}?" if near else ""
         lines.append(f"{name} is not a setting.{hint}")
     if lines:
         where = f"Remove or rename it (environment or {file}); docs/settings.md lists them all."

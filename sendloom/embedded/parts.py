@@ -1,0 +1,135 @@
+"""A part of the stack: one child process, what it needs, and how to tell that it is ready."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from sendloom.errors import ConfigurationError
+
+Probe: TypeAlias = Callable[[], bool]
+"""True when ready. Quick (about a second at most), blocking, never raises."""
+
+_POLL = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """How to run one child process."""
+
+    name: str
+    command: tuple[str, ...]
+    ready: Probe
+    needs: tuple[str, ...] = ()
+    """Parts that must be ready before this one starts."""
+    prepare: Callable[[], None] | None = None
+    """Before each start, in a thread: create directories, remove what a killed run left."""
+    user: int | None = None
+    """Run as this uid (Postgres refuses root)."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_seconds: float = 15
+    """After this it is killed."""
+    ready_seconds: float = 60
+    nice: int = 0
+    ports: tuple[int, ...] = ()
+
+
+def launch(part: Part, log: Path, *, die_with_parent: bool = False) -> subprocess.Popen[bytes]:
+    """Start it in a process group of its own, so that a Ctrl-C meant for us does not reach it first.
+
+    `die_with_parent` is for tests and benchmarks, whose servers must not outlive a killed run.
+    """
+
+    def in_child() -> None:
+        if part.nice:
+            os.nice(part.nice)
+        if die_with_parent:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, part.stop_signal)
+
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            part.command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            user=part.user,
+            extra_groups=[] if part.user is not None else None,
+            cwd=part.cwd,
+            env={**os.environ, **part.env},
+            preexec_fn=in_child if part.nice or die_with_parent else None,
+        )
+
+
+def stop(part: Part, process: subprocess.Popen[bytes]) -> int:
+    """Ask it to end, wait, and kill what is left of its group. Returns the exit code."""
+    if process.poll() is None:
+        process.send_signal(part.stop_signal)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(part.stop_seconds)
+    kill_group(process.pid)
+    return process.wait()
+
+
+def kill_group(pid: int) -> None:
+    """Nothing of the group survives this; no error if it is gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def wait_until(check: Probe, *, seconds: float, failed: Callable[[], bool] = lambda: False) -> bool:
+    """Whether `check` became true in time; false at once when `failed` says it cannot any more."""
+    deadline = time.monotonic() + seconds
+    while not check():
+        if failed() or time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+@contextlib.contextmanager
+def running(
+    part: Part, log: Path, *, die_with_parent: bool = True
+) -> Iterator[subprocess.Popen[bytes]]:
+    """One ready part for the length of the block; for tests and benchmarks.
+
+    Raises:
+        ConfigurationError: it ended or was not ready in time. Carries the end of its log.
+    """
+    if part.prepare:
+        part.prepare()
+    process = launch(part, log, die_with_parent=die_with_parent)
+    try:
+        if not wait_until(
+            part.ready, seconds=part.ready_seconds, failed=lambda: process.poll() is not None
+        ):
+            raise ConfigurationError(
+                f"{part.name} did not become ready; its log ends:\n{tail(log)}"
+            )
+        yield process
+    finally:
+        stop(part, process)
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The last lines of a log, for an error message."""
+    try:
+        with log.open("rb") as f:
+            f.seek(0, os.SEEK_END)
+            f.seek(max(0, f.tell() - 8192))
+            return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return f"({log} cannot be read)"
+
+
+_PR_SET_PDEATHSIG = 1
+# Loaded here: doing it between fork and exec could deadlock.
+_LIBC = ctypes.CDLL(None)
