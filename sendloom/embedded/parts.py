@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ class Part:
 
     name: str
     command: tuple[str, ...]
-    ready: Probe
+    ready: Probe = lambda: True
     needs: tuple[str, ...] = ()
     """Parts that must be ready before this one starts."""
     prepare: Callable[[], None] | None = None
@@ -40,6 +41,10 @@ class Part:
     ready_seconds: float = 60
     nice: int = 0
     ports: tuple[int, ...] = ()
+    once: bool = False
+    """A step: it is done, and ready, when it ends with 0."""
+    drain: int = 0
+    """Parts with the lowest number are stopped first, those with the same together."""
 
 
 def launch(part: Part, log: Path, *, die_with_parent: bool = False) -> subprocess.Popen[bytes]:
@@ -48,14 +53,8 @@ def launch(part: Part, log: Path, *, die_with_parent: bool = False) -> subproces
     `die_with_parent` is for tests and benchmarks, whose servers must not outlive a killed run.
     """
 
-    def in_child() -> None:
-        if part.nice:
-            os.nice(part.nice)
-        if die_with_parent:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, part.stop_signal)
-
     with log.open("ab") as out:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             part.command,
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -65,8 +64,15 @@ def launch(part: Part, log: Path, *, die_with_parent: bool = False) -> subproces
             extra_groups=[] if part.user is not None else None,
             cwd=part.cwd,
             env={**os.environ, **part.env},
-            preexec_fn=in_child if part.nice or die_with_parent else None,
+            preexec_fn=partial(_LIBC.prctl, _PR_SET_PDEATHSIG, int(part.stop_signal))
+            if die_with_parent
+            else None,
         )
+    if part.nice:
+        # Its threads do not exist yet, and inherit this.
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, part.nice)
+    return process
 
 
 def stop(part: Part, process: subprocess.Popen[bytes]) -> int:

@@ -71,6 +71,7 @@ class EmbeddedPostgres:
         options = [f"{key}={value}" for key, value in tuning.items()]
         return Part(
             name="postgres",
+            drain=5,
             command=(
                 str(BIN / "postgres"),
                 *("-D", str(self.data), "-h", HOST, "-p", str(self.port), "-k", ""),

@@ -71,6 +71,7 @@ class EmbeddedTemporal:
             command += ["--search-attribute", f"{attribute.name}=Keyword"]
         return Part(
             name="temporal",
+            drain=3,
             command=tuple(command),
             ready=self.ready,
             prepare=self._prepare,

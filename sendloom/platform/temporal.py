@@ -1,0 +1,116 @@
+"""How every process reaches Temporal: one converter, one time limit, errors a person can act on."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import Client, Interceptor
+from temporalio.runtime import (
+    LoggingConfig,
+    PrometheusConfig,
+    Runtime,
+    TelemetryConfig,
+    TelemetryFilter,
+)
+from temporalio.service import RPCError, RPCStatusCode, TLSConfig
+
+from sendloom.errors import ConfigurationError
+from sendloom.platform.payloads import data_converter
+from sendloom.settings import Settings, TemporalSettings
+
+_REFUSED = (RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.PERMISSION_DENIED)
+
+
+async def connect(
+    settings: Settings,
+    *,
+    interceptors: Sequence[Interceptor] = (),
+    runtime: Runtime | None = None,
+    lazy: bool = False,
+) -> Client:
+    """A client that is known to work. A lazy one is not tried: for the API, which must start while Temporal is away.
+
+    Raises:
+        ConfigurationError: unreachable, refused or no such namespace, within the configured seconds. Says which.
+    """
+    t = settings.temporal
+    tls = _tls(t)
+    try:
+        async with asyncio.timeout(t.connect_seconds):
+            client = await Client.connect(
+                t.address,
+                namespace=t.namespace,
+                api_key=t.api_key.get_secret_value() if t.api_key else None,
+                tls=tls,
+                data_converter=data_converter(settings.keys.ring()),
+                interceptors=interceptors,
+                runtime=runtime,
+                lazy=lazy,
+            )
+            if not lazy:
+                await client.workflow_service.describe_namespace(
+                    DescribeNamespaceRequest(namespace=t.namespace)
+                )
+            return client
+    except TimeoutError:
+        raise ConfigurationError(
+            f"Temporal at {t.address} did not answer within {t.connect_seconds:g} s. "
+            "Is it running (`sendloom status`), and is SENDLOOM_TEMPORAL__ADDRESS right?"
+        ) from None
+    except RPCError as e:
+        raise ConfigurationError(_explain(t, e)) from None
+    except RuntimeError as e:
+        # What the SDK's core raises when it cannot connect at all. Its text may quote request metadata, so it is not shown.
+        reason = "TLS failed" if "tls" in str(e).lower() else "the connection failed"
+        raise ConfigurationError(
+            f"cannot reach Temporal at {t.address}: {reason}. "
+            "Is it running (`sendloom status`), and is SENDLOOM_TEMPORAL__ADDRESS right?"
+        ) from None
+
+
+def sdk_runtime(metrics_address: str | None = None) -> Runtime:
+    """The SDK's own metrics on an address of their own. Make one, before the first client."""
+    return Runtime(
+        telemetry=TelemetryConfig(
+            logging=LoggingConfig(filter=TelemetryFilter(core_level="WARN", other_level="ERROR")),
+            metrics=PrometheusConfig(bind_address=metrics_address, durations_as_seconds=True)
+            if metrics_address
+            else None,
+        )
+    )
+
+
+def _explain(t: TemporalSettings, e: RPCError) -> str:
+    if e.status is RPCStatusCode.NOT_FOUND:
+        return (
+            f"Temporal at {t.address} has no namespace `{t.namespace}`. Create it with `sendloom temporal setup`, "
+            "or correct SENDLOOM_TEMPORAL__NAMESPACE."
+        )
+    if e.status in _REFUSED:
+        return (
+            f"Temporal at {t.address} refused our credentials for namespace `{t.namespace}`. "
+            "Check SENDLOOM_TEMPORAL__API_KEY or SENDLOOM_TEMPORAL__TLS_CERT and SENDLOOM_TEMPORAL__TLS_KEY."
+        )
+    return f"Temporal at {t.address} answered {e.status.name.lower().replace('_', ' ')}. Is it healthy?"
+
+
+def _tls(t: TemporalSettings) -> TLSConfig | bool:
+    if not (t.tls or t.api_key or t.tls_ca or t.tls_cert):
+        return False
+    return TLSConfig(
+        server_root_ca_cert=_pem("TLS_CA", t.tls_ca),
+        client_cert=_pem("TLS_CERT", t.tls_cert),
+        client_private_key=_pem("TLS_KEY", t.tls_key),
+    )
+
+
+def _pem(name: str, path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise ConfigurationError(
+            f"SENDLOOM_TEMPORAL__{name}: cannot read {path}: {e.strerror}."
+        ) from e
