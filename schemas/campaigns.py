@@ -4,10 +4,42 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from schemas.kinds import CampaignPhase, Channel, ControlState, MessageClass, Mode, RecipientState
+from schemas.kinds import (
+    CampaignPhase,
+    Channel,
+    ControlState,
+    LatenessPolicy,
+    MessageClass,
+    Mode,
+    RecipientState,
+)
 from schemas.wire import Wire
 
 Counts = dict[RecipientState, int]
+
+
+class CampaignSpec(Wire):
+    """What the caller asked for, as kept in `campaigns.spec`; every part is optional."""
+
+    send_at: datetime | None = None
+    """Not before this instant."""
+    local_time: datetime | None = None
+    """A naive wall time: each recipient's own, split into waves by zone."""
+    missed: LatenessPolicy = LatenessPolicy.SEND
+    """What a recipient whose local moment has passed gets."""
+    window: str | None = None
+    """`09:00-20:00`: only then, recipient's time."""
+    deadline: datetime | None = None
+    """Paced so as to end by then, unless a rate is set."""
+    rate_per_second: float | None = None
+
+
+class CampaignRef(Wire):
+    """Names one campaign."""
+
+    tenant: str
+    mode: Mode
+    campaign_id: UUID
 
 
 class CampaignInput(Wire):
@@ -18,6 +50,9 @@ class CampaignInput(Wire):
     campaign_id: UUID
     accepted_at: datetime
     send_at: datetime | None = None
+    shards_done: list[int] = []
+    """Set only when it continues as new: shards that need not be visited again. Losing it costs a look at their cursors."""
+    rolls: int = 0
 
 
 class Frozen(Wire):
@@ -43,10 +78,13 @@ class Refused(Wire):
 
 
 class FreezeResult(Wire):
-    """Exactly one is set."""
+    """Exactly one of `frozen` and `refused` is set, unless the campaign had ended before (`closed`)."""
 
     frozen: Frozen | None = None
     refused: Refused | None = None
+    closed: CampaignPhase | None = None
+    control: "Control | None" = None
+    send_at: datetime | None = None
 
 
 class ShardRef(Wire):
@@ -67,6 +105,16 @@ class ShardInput(Wire):
     ref: ShardRef
     planned: bool = False
     stretches: int = 0
+    told_version: int = 0
+    """The highest control version it has told its campaign of."""
+
+
+class ShardResult(Wire):
+    """How a shard ended. Neither: it was asked to return early and starts again from its cursors."""
+
+    done: bool
+    cancelled: bool = False
+    handled: int = 0
 
 
 class Stretch(Wire):
@@ -91,9 +139,14 @@ class StretchResult(Wire):
     until: datetime | None = None
     """Not before then: tokens, a paused control row, a sender's fault."""
     control: ControlState = ControlState.RUNNING
+    control_version: int = 0
     fault: str | None = None
-    """A sender-scope fault: the campaign pauses itself and says this."""
+    """A sender-scope fault: the campaign has paused itself and says this."""
     fenced: bool = False
+    next_page: int = 0
+    """The durable cursor after the stretch."""
+    caught_up: bool = False
+    """Everything planned so far is sent; there is nothing to do before more is planned."""
 
 
 class DueStretch(Wire):
@@ -107,6 +160,8 @@ class DueStretch(Wire):
     channel: Channel
     max_recipients: int = 5_000
     max_seconds: float = 10.0
+    half_rate: bool = False
+    """For what catch-up found missing."""
 
 
 class DueView(Wire):
@@ -114,6 +169,43 @@ class DueView(Wire):
 
     earliest: datetime | None = None
     waiting: int = 0
+
+
+class DueInput(Wire):
+    """Starts, and continues, a `Due` loop. `closing`: end when nothing waits (also how a replay after the close is worked)."""
+
+    tenant: str
+    mode: Mode
+    campaign_id: UUID
+    frozen_at: datetime
+    message_class: MessageClass
+    channels: list[Channel]
+    closing: bool = False
+    told_version: int = 0
+    catch_up: bool = False
+
+
+class LookAgain(Wire):
+    """Wakes a `Due` loop: something may be due now."""
+
+    catch_up: bool = False
+
+
+class DueResult(Wire):
+    """`waiting`: rows still in a bucket when it returned."""
+
+    waiting: int = 0
+    cancelled: bool = False
+
+
+class CatchUpInput(Wire):
+    """Starts, and continues, a `CatchUp`."""
+
+    tenant: str
+    mode: Mode
+    campaign_id: UUID
+    message_class: MessageClass
+    rounds: int = 0
 
 
 class SettleResult(Wire):
@@ -124,6 +216,24 @@ class SettleResult(Wire):
     open_rows: int = 0
     earliest_due: datetime | None = None
     next_lease_end: datetime | None = None
+
+
+class PhaseChange(Wire):
+    """Shows where a campaign is."""
+
+    ref: CampaignRef
+    phase: CampaignPhase
+    reason: str = ""
+
+
+class ControlWish(Wire):
+    """A signal that came past the API: its effect is still to be written. None leaves that part as it is."""
+
+    ref: CampaignRef
+    state: ControlState | None = None
+    rate_per_second: float | None = None
+    reason: str = ""
+    by: str = ""
 
 
 class Control(Wire):
@@ -163,3 +273,10 @@ class CampaignProgress(Wire):
     @property
     def adds_up(self) -> bool:
         return sum(self.counts.values()) == self.size
+
+
+class CloseResult(Wire):
+    """`closed` is None while it does not add up or somebody is still open."""
+
+    closed: CampaignPhase | None
+    progress: CampaignProgress
