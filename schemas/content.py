@@ -22,3 +22,7 @@ class Content(Wire):
     """The verify-this-address passcode flow: the only place where a caller names a raw address."""
     verified_channels: list[Channel] = []
     """Stamped at accept; what security uses when profiles or suppressions cannot be read (POL-7)."""
+    verified_addresses: dict[Channel, str] = {}
+    """Their deliverable forms, stamped at accept for security only: without them there is nowhere to send to (POL-7)."""
+    locale: str | None = None
+    """The recipient's at accept; used when profiles cannot be read."""

@@ -6,7 +6,15 @@ from uuid import UUID
 
 from pydantic import Field
 
-from schemas.kinds import Channel, LatenessPolicy, MessageClass, Mode, RecipientState, UnknownPolicy
+from schemas.kinds import (
+    Channel,
+    Kind,
+    LatenessPolicy,
+    MessageClass,
+    Mode,
+    RecipientState,
+    UnknownPolicy,
+)
 from schemas.outcomes import CallOutcome, Outcome
 from schemas.wire import Wire
 
@@ -48,6 +56,14 @@ class NotificationInput(Wire):
     not_before: datetime | None = None
 
 
+class PlanRequest(Wire):
+    """Asks for the plan of one rung. A send number above 1 is a resend of a passcode."""
+
+    n: NotificationInput
+    rung: int = 0
+    send_no: int = 1
+
+
 class Sendable(Wire):
     """The plan for one rung: this delivery may leave now, on this lane."""
 
@@ -58,8 +74,12 @@ class Sendable(Wire):
     """How many rungs the ladder has."""
     message_class: MessageClass
     mode: Mode
+    category: str
     unknown_policy: UnknownPolicy
     not_after: datetime
+    """The end of the window it may leave in; later it is planned again."""
+    expires_at: datetime
+    """The hard end."""
 
 
 class NoRung(Wire):
@@ -110,13 +130,19 @@ class RecordRequest(Wire):
 class CloseRequest(Wire):
     """The workflow's last step: close the accepted row; what ends without success becomes a dead letter."""
 
+    kind: Kind
     tenant: str
     id: UUID
     recipient_id: str
+    category: str
+    message_class: MessageClass
+    accepted_at: datetime
     outcome: Outcome
     dead_letter: bool
-    last_error: str = ""
     channel: Channel | None = None
+    rung: int = 0
+    send_no: int = 1
+    attempt: int = 0
 
 
 class ChannelView(Wire):
@@ -150,6 +176,26 @@ class PasscodeInput(NotificationInput):
     """Starts a `Passcode`. The secret is drawn once, before this exists, and is sealed in the accepted row."""
 
     max_checks: int = 5
+
+
+class PasscodeRef(Wire):
+    """Names one passcode to the activities that check, resend and cancel it."""
+
+    tenant: str
+    id: UUID
+    expires_at: datetime
+
+
+class CheckPasscode(PasscodeRef):
+    """Counts one check and compares."""
+
+    code: str
+
+
+class ResendPasscode(PasscodeRef):
+    """Takes the send number of a resend key."""
+
+    key: str
 
 
 class CheckRequest(Wire):
@@ -216,6 +262,45 @@ class RescheduleRequest(Wire):
     due: Due
 
 
+class SendNowRequest(Wire):
+    """Who asked."""
+
+    by: str = ""
+
+
+class ResolveDue(Wire):
+    """Asks when a reminder is due for its recipient, from the zone they have now."""
+
+    reminder: ReminderInput
+    due: Due
+    asked_at: datetime
+    """When this due time was asked for: a wall time that had passed by then is never sent at once."""
+    persist: bool = False
+    """Move the accepted row's due time too."""
+
+
+class ResolvedDue(Wire):
+    """`due_at` is None when the lateness policy says to skip."""
+
+    due_at: datetime | None
+    wall: str | None = None
+    """The wall time it stands for, when it moved to another day."""
+
+
+class FireReminder(Wire):
+    """Insert the accepted row of the notification that the reminder is."""
+
+    reminder: ReminderInput
+    due_at: datetime
+
+
+class FiredReminder(Wire):
+    """What to run as child; None: it was cancelled in our own store, which is asked last."""
+
+    notification: NotificationInput | None
+    reason: str = ""
+
+
 class ReminderView(Wire):
     """What GET answers."""
 
@@ -225,3 +310,11 @@ class ReminderView(Wire):
     due_at: datetime | None = None
     notification_id: UUID | None = None
     reason: str | None = None
+
+
+class CloseReminder(Wire):
+    """The reminder's last step."""
+
+    tenant: str
+    id: UUID
+    view: ReminderView

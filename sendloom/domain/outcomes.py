@@ -103,6 +103,8 @@ def _decision_moves() -> dict[tuple[RecipientState, RecipientState], frozenset[C
     for state in r:
         if state is not r.PENDING:
             allow(r.PENDING, state, Cause.SENDER, Cause.SETTLE)
+    # Another rung, a new window: still pending.
+    allow(r.PENDING, r.PENDING, Cause.SENDER)
     for state in (r.PENDING, r.DEFERRED, r.SUPPRESSED, r.EXPIRED, r.CANCELLED, r.ERASED):
         allow(r.DEFERRED, state, Cause.SENDER)
     for state in (r.FAILED, r.UNKNOWN):
