@@ -228,6 +228,7 @@ CREATE TABLE list_rows (
     variables    jsonb,
     PRIMARY KEY (tenant, version_id, shard, page, recipient_id)
 );
+CREATE INDEX list_rows_by_recipient ON list_rows (tenant, recipient_id);
 CREATE TABLE list_pages (
     tenant     text NOT NULL,
     version_id uuid NOT NULL,
@@ -261,7 +262,7 @@ CREATE TABLE accepted (
     PRIMARY KEY (tenant, id)
 );
 CREATE INDEX accepted_unstarted ON accepted (accepted_at) WHERE started_at IS NULL AND closed_at IS NULL;
-CREATE INDEX accepted_open ON accepted (kind, tenant) WHERE closed_at IS NULL;
+CREATE INDEX accepted_open ON accepted (tenant, id) WHERE closed_at IS NULL;
 CREATE INDEX accepted_closed ON accepted (closed_at) WHERE closed_at IS NOT NULL;
 CREATE INDEX accepted_by_recipient ON accepted (tenant, recipient_id, accepted_at DESC);
 CREATE INDEX accepted_by_correlation ON accepted (tenant, correlation_id) WHERE correlation_id IS NOT NULL;
@@ -363,7 +364,8 @@ CREATE TABLE decisions (
     PRIMARY KEY (tenant, frozen_at, campaign_id, shard, page, recipient_id)
 ) PARTITION BY RANGE (frozen_at);
 CREATE INDEX decisions_by_recipient ON decisions (tenant, recipient_id, frozen_at);
-CREATE INDEX decisions_due ON decisions (tenant, campaign_id, due_at) WHERE due_at IS NOT NULL;
+-- In the order the due loop works: bucket by bucket, and inside one by (shard, page).
+CREATE INDEX decisions_due ON decisions (tenant, campaign_id, channel, due_at, shard, page, recipient_id) WHERE due_at IS NOT NULL;
 
 -- The fixed, sealed payload of one delivery of a single notification. A campaign re-renders from its frozen version.
 CREATE TABLE deliveries (
@@ -406,7 +408,7 @@ CREATE TABLE claims (
     complained_at timestamptz,
     PRIMARY KEY (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device)
 ) PARTITION BY RANGE (frozen_at);
-CREATE INDEX claims_open ON claims (lease_until) WHERE state = 0;
+-- No index on state or lease: it would make every outcome rewrite every index. Ended leases are found page by page.
 
 CREATE TABLE cap_uses (
     tenant       text NOT NULL,
@@ -482,22 +484,63 @@ $$ SELECT (ARRAY['pending','deferred','sent','rejected','failed','unknown','supp
 CREATE VIEW readable_claims AS SELECT claim_state(state) AS state_name, * FROM claims;
 CREATE VIEW readable_decisions AS SELECT recipient_state(state) AS state_name, * FROM decisions;
 
+-- Recompute the summaries of some pages, each under its lock. One function, because every statement inside it sees what was
+-- committed before the lock was got, and the caller pays one round trip.
+CREATE FUNCTION summarise_pages(p_tenant text, p_frozen_at timestamptz, p_campaign_id uuid, p_shards int[], p_pages int[])
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO page_summaries AS s (tenant, campaign_id, shard, page, size, counts)
+    SELECT p_tenant, p_campaign_id, l.shard, l.page, l.size, ARRAY[l.size, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+      FROM (SELECT DISTINCT shard, page FROM unnest(p_shards, p_pages) AS u (shard, page)) u
+      JOIN campaigns c ON c.tenant = p_tenant AND c.campaign_id = p_campaign_id
+      JOIN list_pages l ON l.tenant = c.tenant AND l.version_id = c.version_id AND l.shard = u.shard AND l.page = u.page
+     ORDER BY l.shard, l.page
+    -- Locks the row, also when it was there already.
+    ON CONFLICT (tenant, campaign_id, shard, page) DO UPDATE SET size = s.size;
+
+    UPDATE page_summaries s
+       SET counts = ARRAY[s.size - n.others, n.c1, n.c2, n.c3, n.c4, n.c5, n.c6, n.c7, n.c8, n.c9]
+      FROM unnest(p_shards, p_pages) AS u (shard, page)
+     CROSS JOIN LATERAL (
+           SELECT count(*) FILTER (WHERE d.state <> 0)::int AS others,
+                  count(*) FILTER (WHERE d.state = 1)::int AS c1,
+                  count(*) FILTER (WHERE d.state = 2)::int AS c2,
+                  count(*) FILTER (WHERE d.state = 3)::int AS c3,
+                  count(*) FILTER (WHERE d.state = 4)::int AS c4,
+                  count(*) FILTER (WHERE d.state = 5)::int AS c5,
+                  count(*) FILTER (WHERE d.state = 6)::int AS c6,
+                  count(*) FILTER (WHERE d.state = 7)::int AS c7,
+                  count(*) FILTER (WHERE d.state = 8)::int AS c8,
+                  count(*) FILTER (WHERE d.state = 9)::int AS c9
+             FROM decisions d
+            WHERE d.tenant = p_tenant AND d.frozen_at = p_frozen_at AND d.campaign_id = p_campaign_id
+              AND d.shard = u.shard AND d.page = u.page) n
+     WHERE s.tenant = p_tenant AND s.campaign_id = p_campaign_id AND s.shard = u.shard AND s.page = u.page;
+END $$;
+
 -- Monthly partitions; `sendloom migrate` and housekeeping keep them a year ahead. Nothing ever falls outside: the default
--- partition takes what a wrong clock brings, and doctor reports when it is not empty.
+-- partition takes what a wrong clock brings, and doctor reports when it is not empty. A new partition first takes over what
+-- the default one holds of its month, then is attached, which unlike CREATE … PARTITION OF does not stop the traffic.
 CREATE FUNCTION ensure_partitions(first date, last date) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     month date := date_trunc('month', first);
+    starts timestamptz;
+    ends timestamptz;
     parent text;
     child text;
 BEGIN
     WHILE month <= last LOOP
+        starts := month::timestamp AT TIME ZONE 'UTC';
+        ends := (month + interval '1 month') AT TIME ZONE 'UTC';
         FOREACH parent IN ARRAY ARRAY['decisions', 'deliveries', 'claims'] LOOP
             child := parent || '_' || to_char(month, 'YYYYMM');
             IF to_regclass(child) IS NULL THEN
                 -- Room on the page for the updates that follow every insert keeps them off the indexes.
+                EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING DEFAULTS INCLUDING CONSTRAINTS) WITH (fillfactor = 60)', child, parent);
                 EXECUTE format(
-                    'CREATE TABLE %I PARTITION OF %I FOR VALUES FROM (%L) TO (%L) WITH (fillfactor = 60)',
-                    child, parent, month::timestamp AT TIME ZONE 'UTC', (month + interval '1 month') AT TIME ZONE 'UTC');
+                    'WITH moved AS (DELETE FROM %I WHERE frozen_at >= %L AND frozen_at < %L RETURNING *) INSERT INTO %I SELECT * FROM moved',
+                    parent || '_default', starts, ends, child);
+                EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)', parent, child, starts, ends);
             END IF;
         END LOOP;
         month := month + interval '1 month';

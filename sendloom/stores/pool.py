@@ -1,0 +1,154 @@
+"""Connections to Postgres: how they are opened, how long anything may take, and the one place that says "unavailable"."""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import orjson
+
+from sendloom.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    Pool = asyncpg.Pool[asyncpg.Record]
+    Connection = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
+    Record = asyncpg.Record
+else:
+    Pool = asyncpg.Pool
+    Connection = asyncpg.pool.PoolConnectionProxy
+    Record = asyncpg.Record
+
+STATEMENT = 5.0
+"""Seconds. Every ordinary statement takes milliseconds; longer means that the database is in trouble."""
+BULK = 60.0
+"""Seconds. For the few statements whose work grows with an audience."""
+ACQUIRE = 5.0
+"""Seconds to wait for a connection of the pool; also what giving it back may take."""
+CONNECT = 5.0
+
+SERVER_SETTINGS = {
+    "jit": "off",
+    "timezone": "UTC",
+    # One plan a statement, made once and the same for every call; a test looks at these plans.
+    "plan_cache_mode": "force_generic_plan",
+    # A table that was empty when its plan was made is scanned from end to end for ever after (we saw 20,000 rows a second
+    # fall to 800). Everything we ask has an index; without this the planner may still not take it.
+    "enable_seqscan": "off",
+}
+
+
+async def open_pool(dsn: str, size: int, application_name: str) -> Pool:
+    """A pool of at most `size` connections, the first one open.
+
+    Raises:
+        StoreUnavailable: the server does not answer.
+    """
+    with answering():
+        pool = await asyncpg.create_pool(
+            dsn,
+            min_size=1,
+            max_size=size,
+            timeout=CONNECT,
+            command_timeout=STATEMENT,
+            statement_cache_size=512,
+            max_cached_statement_lifetime=3600,
+            max_inactive_connection_lifetime=300,
+            server_settings={**SERVER_SETTINGS, "application_name": application_name},
+            init=set_codecs,
+            reset=_keep_session,
+        )
+    assert pool is not None
+    return pool
+
+
+async def set_codecs(connection: Any) -> None:
+    """jsonb as Python values. Its binary form is a version byte and the text."""
+    await connection.set_type_codec(
+        "jsonb",
+        schema="pg_catalog",
+        format="binary",
+        encoder=lambda value: b"\x01" + orjson.dumps(value),
+        decoder=lambda raw: orjson.loads(raw[1:]),
+    )
+
+
+async def _keep_session(connection: Any) -> None:
+    """Nothing to undo: we use no session state, and the pool rolls back what is open. Saves a round trip a statement."""
+
+
+_GONE = ("closed", "closing", "released", "is not initialized")
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Anything that means "the database did not answer, or not now" becomes StoreUnavailable. Our own mistakes do not."""
+    try:
+        yield
+    except (
+        OSError,
+        TimeoutError,
+        asyncpg.PostgresConnectionError,
+        asyncpg.OperatorInterventionError,
+        asyncpg.InsufficientResourcesError,
+        asyncpg.TransactionRollbackError,
+        asyncpg.LockNotAvailableError,
+        asyncpg.PostgresSystemError,
+        # A primary that became a standby.
+        asyncpg.ReadOnlySQLTransactionError,
+        asyncpg.InvalidAuthorizationSpecificationError,
+        asyncpg.InvalidCatalogNameError,
+    ) as e:
+        raise StoreUnavailable(f"Postgres: {type(e).__name__}") from e
+    except asyncpg.InternalClientError as e:
+        raise StoreUnavailable(f"Postgres: {type(e).__name__}") from e
+    except asyncpg.InterfaceError as e:
+        if any(word in str(e) for word in _GONE):
+            raise StoreUnavailable("Postgres: the connection is gone") from e
+        raise
+
+
+class PostgresStore:
+    """What every store over a pool shares: a time limit on each statement and each wait, and one kind of failure."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def _fetch(self, sql: str, *args: Any, timeout: float = STATEMENT) -> list[Record]:
+        with answering():
+            async with self._pool.acquire(timeout=ACQUIRE) as connection:
+                return await connection.fetch(sql, *args, timeout=timeout)
+
+    async def _row(self, sql: str, *args: Any, timeout: float = STATEMENT) -> Record | None:
+        with answering():
+            async with self._pool.acquire(timeout=ACQUIRE) as connection:
+                return await connection.fetchrow(sql, *args, timeout=timeout)
+
+    async def _value(self, sql: str, *args: Any, timeout: float = STATEMENT) -> Any:
+        with answering():
+            async with self._pool.acquire(timeout=ACQUIRE) as connection:
+                return await connection.fetchval(sql, *args, timeout=timeout)
+
+    async def _execute(self, sql: str, *args: Any, timeout: float = STATEMENT) -> int:
+        """How many rows it touched."""
+        with answering():
+            async with self._pool.acquire(timeout=ACQUIRE) as connection:
+                return touched(await connection.execute(sql, *args, timeout=timeout))
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Connection]:
+        with answering():
+            async with (
+                self._pool.acquire(timeout=ACQUIRE) as connection,
+                connection.transaction(),
+            ):
+                yield connection
+
+
+def touched(status: str) -> int:
+    """The row count in a command's status, for example `UPDATE 3`."""
+    return int(status.rpartition(" ")[2])
+
+
+def or_none(values: Sequence[Any]) -> Sequence[Any] | None:
+    """A column for `unnest`, or None when it holds nothing: the server fills it up with nulls, and nothing is encoded."""
+    return values if any(value is not None for value in values) else None
