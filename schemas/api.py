@@ -38,7 +38,7 @@ Variables = dict[str, Any]
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 REPLAY_HEADER = "Idempotent-Replay"
-TEST_CODE = "123456"
+TEST_CODE = "012345"
 """What every passcode made with a test key is (PASS-6); a caller can test without reading a message."""
 PASSCODE_TTL_SECONDS = 600
 WAIT_SECONDS = 2.0
@@ -79,9 +79,9 @@ class Page(Wire, Generic[T]):
 class NotificationRequest(Request):
     """Tell one recipient one fact."""
 
-    recipient: RecipientId
+    recipient_id: RecipientId
     category: CategoryName
-    template: TemplateName
+    template_id: TemplateName
     variables: Variables = {}
     ttl_seconds: int | None = None
     """After this it is not sent any more; the category's when not given."""
@@ -98,10 +98,10 @@ class VerifyAddress(Request):
 class PasscodeRequest(Request):
     """Send a one-time passcode; bring the code, or let us draw it."""
 
-    recipient: RecipientId | None = None
+    recipient_id: RecipientId | None = None
     """May be left out only when an address is verified."""
     category: CategoryName
-    template: TemplateName
+    template_id: TemplateName
     code: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]{6,32}$")] | None = Field(
         None, repr=False
     )
@@ -115,8 +115,8 @@ class PasscodeRequest(Request):
 
     @model_validator(mode="after")
     def _somebody(self) -> "PasscodeRequest":
-        if self.recipient is None and self.verify is None:
-            raise ValueError("recipient is required unless verify names an address")
+        if self.recipient_id is None and self.verify is None:
+            raise ValueError("recipient_id is required unless verify names an address")
         return self
 
 
@@ -128,9 +128,10 @@ class DueBody(Request):
     """An instant, or a wall time in the recipient's zone."""
 
     at: AwareDatetime | None = None
-    local: Annotated[
-        str, StringConstraints(pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2})?$")
-    ] | None = None
+    local: (
+        Annotated[str, StringConstraints(pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2})?$")]
+        | None
+    ) = None
 
     @model_validator(mode="after")
     def _one(self) -> "DueBody":
@@ -142,9 +143,9 @@ class DueBody(Request):
 class ReminderRequest(Request):
     """Tell one recipient one fact at a moment."""
 
-    recipient: RecipientId
+    recipient_id: RecipientId
     category: CategoryName
-    template: TemplateName
+    template_id: TemplateName
     due: DueBody
     variables: Variables = {}
     lateness: LatenessPolicy = LatenessPolicy.SEND
@@ -167,8 +168,8 @@ class CampaignRequest(Request):
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     category: CategoryName
-    template: TemplateName
-    list: ListName
+    template_id: TemplateName
+    list_id: ListName
     variables: Variables = {}
     send_at: AwareDatetime | None = None
     expires_at: AwareDatetime | None = None
@@ -217,7 +218,7 @@ class MessageStatus(Wire):
     undeliverable"""
     reason: str | None = None
     deferred_until: datetime | None = None
-    recipient: str | None = None
+    recipient_id: str | None = None
     category: str
     accepted_at: datetime
     expires_at: datetime
@@ -256,7 +257,7 @@ class ReminderStatus(Wire):
     mode: Mode
     state: str
     reason: str | None = None
-    recipient: str | None = None
+    recipient_id: str | None = None
     category: str
     accepted_at: datetime
     due_at: datetime | None = None
@@ -276,7 +277,7 @@ class CancelledMany(Wire):
 
 class DeliveryStatus(ChannelView):
     notification_id: UUID
-    recipient: str
+    recipient_id: str
 
 
 # --- campaigns ------------------------------------------------------------------------------------------------------
@@ -289,9 +290,9 @@ class CampaignStatus(Wire):
     mode: Mode
     name: str
     category: str
-    template: str
+    template_id: str
     template_version: int
-    list: str
+    list_id: str
     phase: CampaignPhase
     reason: str = ""
     control: ControlState
@@ -311,7 +312,7 @@ class CampaignStatus(Wire):
 class CampaignRecipient(Wire):
     """One member of one group of a campaign's report."""
 
-    recipient: str
+    recipient_id: str
     state: RecipientState
     reason: str | None = None
     channel: Channel | None = None
@@ -331,7 +332,7 @@ class ListRequest(Request):
 
 
 class ListAnswer(Wire):
-    list: str
+    list_id: str
     name: str
     current_version: UUID | None = None
 
@@ -340,6 +341,8 @@ class VersionRequest(Request):
     """`ndjson`: one object a line; `csv`: each chunk begins with the header line."""
 
     format: Literal["ndjson", "csv"] = "ndjson"
+    consent_categories: list[CategoryName] = []
+    """For lines whose consent names no category."""
 
 
 class LineError(Wire):
@@ -371,7 +374,7 @@ class ChunkSummary(Wire):
 
 
 class VersionAnswer(Wire):
-    list: str
+    list_id: str
     version_id: UUID
     state: Literal["uploading", "ready", "failed"]
     format: str
@@ -379,24 +382,8 @@ class VersionAnswer(Wire):
     rejected: int = 0
     reason: str | None = None
     created_at: datetime
-    chunks: list[ChunkSummary] = []
-    errors: list[LineError] = []
-
-
-class ListRow(Request):
-    """One NDJSON line. In CSV the columns `recipient`, `email`, `phone`, `locale`, `zone` mean the same and every other
-    column is a variable. What a line says of a person (addresses, locale, zone) is written to the recipient.
-    Without `recipient` the id is derived from the address."""
-
-    recipient: RecipientId | None = None
-    email: str | None = None
-    phone: str | None = None
-    locale: str | None = None
-    zone: str | None = None
-    attributes: dict[str, Any] = {}
-    variables: Variables = {}
-    consents: list["ConsentBody"] = []
-    preferences: list["PreferenceBody"] = []
+    chunks: tuple[ChunkSummary, ...] = ()
+    errors: tuple[LineError, ...] = ()
 
 
 # --- recipients -----------------------------------------------------------------------------------------------------
@@ -443,7 +430,7 @@ class DeviceAnswer(Wire):
 
 
 class RecipientAnswer(Wire):
-    recipient: str
+    recipient_id: str
     locale: str | None = None
     zone: str | None = None
     attributes: dict[str, Any] = {}
@@ -519,7 +506,9 @@ class VariableBody(Request):
 
 class TemplateVersionRequest(Request):
     parts: list[TemplatePartBody] = Field(min_length=1, max_length=200)
-    variables: dict[Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,63}$")], VariableBody] = {}
+    variables: dict[
+        Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,63}$")], VariableBody
+    ] = {}
     default_locale: Locale = "en"
     publish: bool = False
 
@@ -533,7 +522,7 @@ class TemplatePartAnswer(Wire):
 
 
 class TemplateVersionAnswer(Wire):
-    template: str
+    template_id: str
     version: int
     published: bool
     current: bool
@@ -545,7 +534,7 @@ class TemplateVersionAnswer(Wire):
 class PreviewRequest(Request):
     """Render for a real recipient; nothing is sent."""
 
-    recipient: RecipientId
+    recipient_id: RecipientId
     channel: Channel
     variables: Variables = {}
     version: int | None = None
@@ -625,7 +614,7 @@ class DeadLetterAnswer(Wire):
     id: UUID
     kind: Kind
     ref_id: UUID
-    recipient: str
+    recipient_id: str
     category: str
     channel: Channel | None = None
     state: str
