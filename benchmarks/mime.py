@@ -1,0 +1,108 @@
+"""How fast one core turns rendered text into mails: `Skeleton.fill`, `build`, and a plain `EmailMessage`.
+
+    python -m benchmarks.mime [--seconds 2]
+
+The last line is one JSON object. CPU time is what is measured, so a busy machine only makes it noisier.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from email.policy import SMTP
+
+from schemas.messages import OutboundEmail
+from sendloom.providers.mime import Skeleton, build, stuff
+
+DATE = datetime(2027, 3, 1, 9, 30, tzinfo=UTC)
+LINE = "Thank you for being with us; here is what is new this month, and what you asked for.\n"
+TEXT = "Dear Alex,\n\n" + LINE * 23
+HTML = "<p>Dear Alex,</p>\n" + f"<p>{LINE}</p>" * 20
+
+
+def a_mail(text: str, html: str | None) -> OutboundEmail:
+    return OutboundEmail(
+        reference="dlv_benchmark",
+        message_id="<0123456789abcdef0123456789abcdef@example.com>",
+        date=DATE,
+        from_address="news@example.com",
+        from_name="Example News",
+        to_address="alex@example.com",
+        subject="Your news for March",
+        text=text,
+        html=html,
+        envelope_from="bounces@example.com",
+        list_unsubscribe_url="https://example.com/u/0123456789abcdef",
+    )
+
+
+def by_skeleton(mail: OutboundEmail) -> Callable[[], bytes]:
+    skeleton = Skeleton(from_address=mail.from_address, from_name=mail.from_name)
+    return lambda: stuff(
+        skeleton.fill(
+            to_address=mail.to_address,
+            message_id=mail.message_id,
+            date=mail.date,
+            reference=mail.reference,
+            subject=mail.subject,
+            text=mail.text,
+            html=mail.html,
+            list_unsubscribe_url=mail.list_unsubscribe_url,
+        )
+    )
+
+
+def by_email_message(mail: OutboundEmail) -> bytes:
+    """What a straightforward sender does."""
+    message = EmailMessage(policy=SMTP.clone(max_line_length=998))
+    message["From"] = f"{mail.from_name} <{mail.from_address}>"
+    message["To"] = mail.to_address
+    message["Subject"] = mail.subject
+    message["Date"] = mail.date
+    message["Message-ID"] = mail.message_id
+    message["List-Unsubscribe"] = f"<{mail.list_unsubscribe_url}>"
+    message["List-Unsubscribe-Post"] = "List-Unsubscribe=One-Click"
+    message.set_content(mail.text)
+    if mail.html is not None:
+        message.add_alternative(mail.html, subtype="html")
+    return message.as_bytes()
+
+
+def rate(make: Callable[[], bytes], seconds: float) -> float:
+    """Calls per second of CPU."""
+    for _ in range(20):
+        make()
+    count, start = 0, time.process_time()
+    while (spent := time.process_time() - start) < seconds:
+        for _ in range(50):
+            make()
+        count += 50
+    return count / spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="MIME on one core")
+    parser.add_argument("--seconds", type=float, default=1.0, help="CPU seconds per figure")
+    seconds = parser.parse_args().seconds
+    figures: dict[str, float] = {}
+    for name, text, html in (
+        ("text", TEXT, None),
+        ("text_html", TEXT, HTML),
+        ("german", TEXT.replace("Dear", "Grüße"), None),
+        ("greek", "Καλημέρα κόσμε, τα νέα του μήνα.\n" * 35, None),
+    ):
+        mail = a_mail(text, html)
+        fast = rate(by_skeleton(mail), seconds)
+        figures[f"{name}_bytes"] = len(by_skeleton(mail)())
+        figures[f"{name}_per_second"] = round(fast)
+        figures[f"{name}_build_per_second"] = round(rate(lambda m=mail: build(m), seconds))  # type: ignore[misc]
+        plain = rate(lambda m=mail: by_email_message(m), seconds)  # type: ignore[misc]
+        figures[f"{name}_ratio_email_message"] = round(fast / plain, 1)
+    sys.stdout.write(json.dumps(figures) + "\n")
+
+
+if __name__ == "__main__":
+    main()
