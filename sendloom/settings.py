@@ -208,7 +208,10 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     environ = os.environ if environ is None else environ
     home = settings_home(environ)
     file = home / SETTINGS_FILE
-    given = {**_read(file), **{k: v for k, v in environ.items() if k.startswith(PREFIX) and v}}
+    given = {
+        **read_settings_file(file),
+        **{k: v for k, v in environ.items() if k.startswith(PREFIX) and v},
+    }
     _refuse_unknown(given, file)
     tree: dict[str, Any] = {}
     for name, value in given.items():
@@ -251,7 +254,12 @@ An empty variable counts as not set.
 """
 
 
-def _read(file: Path) -> dict[str, str]:
+def read_settings_file(file: Path) -> dict[str, str]:
+    """What the file sets, by variable name; nothing when there is no file.
+
+    Raises:
+        ConfigurationError: it is there and cannot be read.
+    """
     try:
         if not file.is_file():
             return {}

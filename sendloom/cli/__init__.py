@@ -1,0 +1,42 @@
+"""The `sendloom` command.
+
+Each module of this package that has a `register(app)` adds its commands. Modules import what is heavy inside their
+commands, so that `sendloom --help` and a worker's start stay quick.
+"""
+
+import importlib
+import pkgutil
+
+import typer
+
+
+def build_app() -> typer.Typer:
+    """Every command there is."""
+    app = typer.Typer(
+        name="sendloom",
+        help="A multi-channel notification platform in which every message is a Temporal workflow.",
+        no_args_is_help=True,
+        add_completion=False,
+        # A traceback with locals would print settings.
+        pretty_exceptions_enable=False,
+    )
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+        if module.startswith("_"):
+            continue
+        register = getattr(importlib.import_module(f"{__name__}.{module}"), "register", None)
+        if register is not None:
+            register(app)
+    return app
+
+
+def main() -> None:
+    """Run a command. What an operator must fix is one clear message and exit code 78, never a traceback."""
+    from sendloom.errors import ConfigurationError, SchemaTooOld
+
+    try:
+        build_app()()
+    except (ConfigurationError, SchemaTooOld) as e:
+        from sendloom.platform.process import EXIT_CONFIGURATION
+
+        typer.secho(f"sendloom: {e}", fg="red", err=True)
+        raise SystemExit(EXIT_CONFIGURATION) from None

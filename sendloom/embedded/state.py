@@ -45,6 +45,7 @@ class PartState(BaseModel):
     running: Running | None = None
     restarts: int = 0
     last_exit: int | None = None
+    problem: str | None = None
     stop_signal: int = signal.SIGTERM
     ports: tuple[int, ...] = ()
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from sendloom.embedded.parts import Part, kill_group, launch, stop, tail, wait_until
 from sendloom.embedded.state import PartState, Running, StackState, write_state
 from sendloom.errors import ConfigurationError
+from sendloom.platform.process import EXIT_CONFIGURATION
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -32,8 +33,8 @@ class Backoff:
     longest: float = 10
     forgiven_after: float = 20
     """A part that ran this long starts from `first` again."""
-    step_attempts: int = 3
-    """A one-time step that fails this often ends the start."""
+    attempts: int = 4
+    """What was never ready once and fails this often ends the start; what was ready before is restarted for ever."""
 
 
 LOG_LIMIT = 20 * 1024 * 1024
@@ -83,10 +84,10 @@ class Supervisor:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Until `request_stop`, or until a one-time step has failed for good.
+        """Until `request_stop`, or until a part could not be started at all.
 
         Raises:
-            ConfigurationError: a step failed. Everything that was started is stopped first.
+            ConfigurationError: it could not be started. Everything that was started is stopped first.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         self._write()
@@ -121,14 +122,12 @@ class Supervisor:
             state.last_exit = await self._run_once(part, state)
             if self._stopping.is_set():
                 break
-            if part.once:
-                if state.last_exit == 0:
-                    return
+            if part.once and state.last_exit == 0:
+                return
+            if not self._ready[part.name].is_set():
                 failures += 1
-                if failures >= self._backoff.step_attempts:
-                    raise ConfigurationError(
-                        f"{part.name} failed with exit code {state.last_exit}; its log ends:\n{tail(self._log(part))}"
-                    )
+                if failures >= self._backoff.attempts or state.last_exit == EXIT_CONFIGURATION:
+                    raise ConfigurationError(self._why(part, state))
             if time.monotonic() - started > self._backoff.forgiven_after:
                 delay = self._backoff.first
             state.restarts += 1
@@ -150,7 +149,9 @@ class Supervisor:
             process = await self._thread(lambda: launch(part, self._log(part)))
         except (ConfigurationError, OSError) as e:
             log.error("a part could not be started: %s", e, extra={"part": part.name})
+            state.problem = str(e)
             return None
+        state.problem = None
         self._processes[part.name] = process
         state.running = Running.of(process.pid)
         self._write()
@@ -172,6 +173,11 @@ class Supervisor:
             self._mark(part, "done")
             self._ready[part.name].set()
         return code
+
+    def _why(self, part: Part, state: PartState) -> str:
+        if state.problem is not None:
+            return f"{part.name} cannot be started: {state.problem}"
+        return f"{part.name} ended with exit code {state.last_exit}; its log ends:\n{tail(self._log(part))}"
 
     def _became_ready(self, part: Part, process: subprocess.Popen[bytes]) -> bool:
         return wait_until(

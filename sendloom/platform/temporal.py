@@ -28,8 +28,11 @@ async def connect(
     interceptors: Sequence[Interceptor] = (),
     runtime: Runtime | None = None,
     lazy: bool = False,
+    namespace_exists: bool = True,
 ) -> Client:
     """A client that is known to work. A lazy one is not tried: for the API, which must start while Temporal is away.
+
+    `namespace_exists=False` is for `sendloom temporal setup`, which creates it.
 
     Raises:
         ConfigurationError: unreachable, refused or no such namespace, within the configured seconds. Says which.
@@ -48,7 +51,7 @@ async def connect(
                 runtime=runtime,
                 lazy=lazy,
             )
-            if not lazy:
+            if namespace_exists and not lazy:
                 await client.workflow_service.describe_namespace(
                     DescribeNamespaceRequest(namespace=t.namespace)
                 )

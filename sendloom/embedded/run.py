@@ -1,0 +1,40 @@
+"""From a directory to a running stack and back."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sendloom.embedded.home import open_home
+from sendloom.embedded.parts import Part
+from sendloom.embedded.stack import stack_parts, stack_urls
+from sendloom.embedded.state import StackState, sole_supervisor, stop_orphans
+from sendloom.embedded.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+
+async def run_stack(
+    home: Path,
+    *,
+    changed: Callable[[StackState], None] = lambda _: None,
+    only: Callable[[Sequence[Part]], Sequence[Part]] = lambda parts: parts,
+) -> None:
+    """Run everything (or `only` some of it) until SIGTERM or Ctrl-C, then drain. The home must exist.
+
+    Raises:
+        ConfigurationError: it already runs, a port is taken, or a part cannot be started.
+    """
+    with sole_supervisor(home):
+        # What a killed supervisor left holds our ports and data: end it before looking at either.
+        if left := await asyncio.to_thread(stop_orphans, home):
+            log.warning("stopped what a killed supervisor had left", extra={"parts": left})
+        opened = open_home(home)
+        supervisor = Supervisor(
+            only(stack_parts(opened)), home, urls=stack_urls(opened), changed=changed
+        )
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(sig, supervisor.request_stop)
+        await supervisor.run()

@@ -1,0 +1,112 @@
+"""The parts list of `sendloom up`: what runs, what it needs, and in which order it is drained."""
+
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from sendloom.embedded import probes
+from sendloom.embedded.home import WORKERS, Home
+from sendloom.embedded.parts import Part
+from sendloom.settings import PREFIX
+
+MARKETING_NICE = 10
+"""A campaign's processes give way to a passcode's on the same cores (LANE-2)."""
+
+_WORKERS_DRAIN, _API_DRAIN, _SIMULATORS_DRAIN, _STEPS_DRAIN = 0, 1, 2, 0
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def stack_parts(home: Home, *, simulators: bool = True, workers: bool = True) -> list[Part]:
+    """Everything, in an order in which each part's needs come before it."""
+    env = {PREFIX + "HOME": str(home.directory), "PYTHONUNBUFFERED": "1"}
+    ours = _Ours(env)
+    parts: list[Part] = []
+    for server in (home.postgres, home.valkey, home.temporal):
+        if server is not None:
+            parts.append(server.part())
+    if simulators:
+        parts.append(ours.simulators(home.ports))
+    servers = {part.name for part in parts}
+    parts.append(ours.step("migrate", ("migrate",), needs=servers & {"postgres"}))
+    parts.append(ours.step("temporal-setup", ("temporal", "setup"), needs=servers & {"temporal"}))
+    needs = {"migrate", "temporal-setup", *(servers & {"valkey"})}
+    parts.append(ours.api(home.ports["api"], needs))
+    if workers:
+        parts += [ours.worker(name, home.ports[name], needs) for name in WORKERS]
+    return parts
+
+
+def stack_urls(home: Home, *, simulators: bool = True) -> dict[str, str]:
+    """What a person opens in a browser or points a client at."""
+    api = f"http://127.0.0.1:{home.ports['api']}"
+    urls = {"api": api, "openapi": f"{api}/docs"}
+    if simulators:
+        urls["inbox"] = f"http://127.0.0.1:{home.ports['simulators']}/inbox"
+    if home.temporal is not None and home.temporal.ui_url is not None:
+        urls["temporal-ui"] = f"{home.temporal.ui_url}/namespaces/{home.temporal.namespace}"
+    return urls
+
+
+class _Ours:
+    """Parts that are our own Python."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+
+    def step(self, name: str, command: tuple[str, ...], needs: set[str]) -> Part:
+        return Part(
+            name=name,
+            command=(sys.executable, "-m", "sendloom.cli", *command),
+            needs=tuple(sorted(needs)),
+            env=self._env,
+            cwd=_REPOSITORY,
+            once=True,
+            drain=_STEPS_DRAIN,
+        )
+
+    def api(self, port: int, needs: set[str]) -> Part:
+        return Part(
+            name="api",
+            command=(sys.executable, "-m", "sendloom.cli", "api"),
+            ready=partial(probes.http_ok, f"http://127.0.0.1:{port}/readyz"),
+            needs=tuple(sorted(needs)),
+            env=self._env,
+            cwd=_REPOSITORY,
+            ports=(port,),
+            drain=_API_DRAIN,
+        )
+
+    def worker(self, name: str, port: int, needs: set[str]) -> Part:
+        message_class = name.split("-")[1]
+        return Part(
+            name=name,
+            command=(
+                *(sys.executable, "-m", "sendloom.cli", "worker"),
+                *("--class", message_class, "--health-port", str(port)),
+            ),
+            ready=partial(probes.http_ok, f"http://127.0.0.1:{port}/readyz"),
+            needs=tuple(sorted(needs)),
+            env=self._env,
+            cwd=_REPOSITORY,
+            ports=(port,),
+            nice=MARKETING_NICE if message_class == "marketing" else 0,
+            # Calls in flight are finished and recorded before it leaves; the longest is an SMTP final reply.
+            stop_seconds=30,
+            drain=_WORKERS_DRAIN,
+        )
+
+    def simulators(self, ports: Mapping[str, int]) -> Part:
+        smtp, http = ports["smtp"], ports["simulators"]
+        return Part(
+            name="simulators",
+            command=(
+                *(sys.executable, "-m", "sendloom.providers.simulators"),
+                *("--smtp-port", str(smtp), "--http-port", str(http)),
+            ),
+            ready=lambda: probes.tcp_open("127.0.0.1", smtp) and probes.tcp_open("127.0.0.1", http),
+            env=self._env,
+            cwd=_REPOSITORY,
+            ports=(smtp, http),
+            drain=_SIMULATORS_DRAIN,
+        )
