@@ -52,6 +52,8 @@ class Home:
     postgres: EmbeddedPostgres | None
     valkey: EmbeddedValkey | None
     temporal: EmbeddedTemporal | None
+    twilio_account_sid: str
+    twilio_auth_token: str
 
 
 def open_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Home:
@@ -125,6 +127,8 @@ def open_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Home:
         postgres=None if environ.get(PREFIX + "POSTGRES") else postgres,
         valkey=None if environ.get(PREFIX + "REDIS") else valkey,
         temporal=None if environ.get(PREFIX + "TEMPORAL__ADDRESS") else temporal,
+        twilio_account_sid=new[PREFIX + "TWILIO__ACCOUNT_SID"],
+        twilio_auth_token=new[PREFIX + "TWILIO__AUTH_TOKEN"],
     )
 
 

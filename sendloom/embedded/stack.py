@@ -13,6 +13,9 @@ from sendloom.settings import PREFIX
 MARKETING_NICE = 10
 """A campaign's processes give way to a passcode's on the same cores (LANE-2)."""
 
+TOKEN_VARIABLE = "SENDLOOM_SIMULATOR_TWILIO_TOKEN"
+"""The simulators' one variable; they read no settings."""
+
 _WORKERS_DRAIN, _API_DRAIN, _SIMULATORS_DRAIN, _STEPS_DRAIN = 0, 1, 2, 0
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -26,7 +29,7 @@ def stack_parts(home: Home, *, simulators: bool = True, workers: bool = True) ->
         if server is not None:
             parts.append(server.part())
     if simulators:
-        parts.append(ours.simulators(home.ports))
+        parts.append(ours.simulators(home))
     servers = {part.name for part in parts}
     parts.append(ours.step("migrate", ("migrate",), needs=servers & {"postgres"}))
     parts.append(ours.step("temporal-setup", ("temporal", "setup"), needs=servers & {"temporal"}))
@@ -96,16 +99,18 @@ class _Ours:
             drain=_WORKERS_DRAIN,
         )
 
-    def simulators(self, ports: Mapping[str, int]) -> Part:
-        smtp, http = ports["smtp"], ports["simulators"]
+    def simulators(self, home: Home) -> Part:
+        smtp, http = home.ports["smtp"], home.ports["simulators"]
         return Part(
             name="simulators",
             command=(
                 *(sys.executable, "-m", "sendloom.providers.simulators"),
                 *("--smtp-port", str(smtp), "--http-port", str(http)),
+                *("--account-sid", home.twilio_account_sid),
             ),
             ready=lambda: probes.tcp_open("127.0.0.1", smtp) and probes.tcp_open("127.0.0.1", http),
-            env=self._env,
+            # In the environment, because a command line is for everybody to see.
+            env={**self._env, TOKEN_VARIABLE: home.twilio_auth_token},
             cwd=_REPOSITORY,
             ports=(smtp, http),
             drain=_SIMULATORS_DRAIN,

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -69,6 +70,10 @@ def pid_of(state: StackState, name: str) -> int:
     return running.pid
 
 
+def restarted(home: Path, name: str) -> bool:
+    return read_state(home).parts[name].restarts == 1
+
+
 async def write_everywhere(settings: Settings) -> None:
     connection = await asyncpg.connect(settings.postgres_dsn)
     try:
@@ -88,7 +93,7 @@ async def read_everywhere(settings: Settings) -> tuple[str, str, WorkflowExecuti
     finally:
         await connection.close()
     async with redis.asyncio.Redis.from_url(settings.redis_url, decode_responses=True) as client:
-        key: str = await client.get("kept")
+        key = str(await client.get("kept"))
     temporal = await connect(settings)
     return row, key, (await temporal.get_workflow_handle("kept").describe()).status
 
@@ -121,7 +126,7 @@ def test_killed_servers_and_a_killed_supervisor_lose_nothing_acknowledged(home: 
         victim = psutil.Process(pid_of(read_state(home), name))
         began = time.monotonic()
         victim.kill()
-        assert wait_until(lambda name=name: read_state(home).parts[name].restarts == 1, seconds=10)
+        assert wait_until(partial(restarted, home, name), seconds=10)
         assert wait_until(lambda: read_state(home).ready, seconds=20)
         assert time.monotonic() - began < 15
     first.kill()
