@@ -86,7 +86,10 @@ def status(json_: Json = False) -> None:
     supervised = state.supervised()
     ready = supervised and state.ready
     if json_:
-        shown = {"home": str(home), "running": supervised, "ready": ready, "urls": state.urls}
+        shown = {
+            **{"home": str(home), "running": supervised, "ready": ready},
+            **state.named_urls(),
+        }
         parts = {name: part.model_dump() for name, part in state.parts.items()}
         typer.echo(json.dumps({**shown, "parts": parts}))
     elif not supervised:
@@ -96,7 +99,7 @@ def status(json_: Json = False) -> None:
             ("part", "state", "process", "restarts", "ports"),
             [
                 (
-                    *(name, part.state, str(part.running.pid) if part.running else "–"),
+                    *(name, part.state, str(part.pid or "–")),
                     *(str(part.restarts), " ".join(map(str, part.ports))),
                 )
                 for name, part in state.parts.items()
@@ -336,7 +339,7 @@ def _alive(process: Any) -> bool:
 
 def _print_urls(state: "StackState", json_: bool) -> None:
     if json_:
-        typer.echo(json.dumps({"ready": state.ready, "urls": state.urls}))
+        typer.echo(json.dumps({"ready": state.ready, **state.named_urls()}))
         return
     for name, url in state.urls.items():
         typer.echo(f"  {name:<12} {url}")

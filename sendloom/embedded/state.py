@@ -42,12 +42,24 @@ class Running(BaseModel):
 class PartState(BaseModel):
     state: str = "waiting"
     """waiting, starting, ready, done, restarting, stopped"""
-    running: Running | None = None
+    pid: int | None = None
+    created: float | None = None
     restarts: int = 0
     last_exit: int | None = None
     problem: str | None = None
     stop_signal: int = signal.SIGTERM
     ports: tuple[int, ...] = ()
+
+    def runs(self, pid: int | None) -> None:
+        """Note which process it is now; None: it is not running."""
+        now = Running.of(pid) if pid is not None else None
+        self.pid, self.created = (now.pid, now.created) if now else (None, None)
+
+    def process(self) -> psutil.Process | None:
+        """The process, if it is alive."""
+        if self.pid is None or self.created is None:
+            return None
+        return Running(pid=self.pid, created=self.created).process()
 
 
 class StackState(BaseModel):
@@ -56,6 +68,10 @@ class StackState(BaseModel):
     stopping: bool = False
     parts: dict[str, PartState] = {}
     urls: dict[str, str] = {}
+
+    def named_urls(self) -> dict[str, str]:
+        """As the commands' JSON has them: `api_url`, `inbox_url`, …"""
+        return {f"{name.replace('-', '_')}_url": url for name, url in self.urls.items()}
 
     def supervised(self) -> bool:
         """Whether the supervisor that wrote this is still alive."""
@@ -104,7 +120,7 @@ def stop_orphans(home: Path, *, seconds: float = 20) -> list[str]:
     left = {
         name: (part, process)
         for name, part in read_state(home).parts.items()
-        if part.running and (process := part.running.process())
+        if (process := part.process())
     }
     for part, process in left.values():
         with contextlib.suppress(psutil.Error):

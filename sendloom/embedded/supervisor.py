@@ -153,7 +153,7 @@ class Supervisor:
             return None
         state.problem = None
         self._processes[part.name] = process
-        state.running = Running.of(process.pid)
+        state.runs(process.pid)
         self._write()
         if self._stopping.is_set():  # while it was being started: the drain has not seen it
             await self._thread(lambda: stop(part, process))
@@ -168,7 +168,7 @@ class Supervisor:
         code = await ended
         # Its own children, if any: a restart must not meet them on its ports.
         kill_group(process.pid)
-        state.running = None
+        state.runs(None)
         if part.once and code == 0:
             self._mark(part, "done")
             self._ready[part.name].set()

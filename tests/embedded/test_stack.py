@@ -37,7 +37,7 @@ def home() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="sendloom-home-"))
     yield path
     for part in read_state(path).parts.values():
-        if part.running and (left := part.running.process()):
+        if (left := part.process()) is not None:
             left.kill()
     shutil.rmtree(path, ignore_errors=True)
 
@@ -65,9 +65,9 @@ def settings_of(home: Path) -> Settings:
 
 
 def pid_of(state: StackState, name: str) -> int:
-    running = state.parts[name].running
-    assert running is not None
-    return running.pid
+    pid = state.parts[name].pid
+    assert pid is not None
+    return pid
 
 
 def restarted(home: Path, name: str) -> bool:
@@ -104,7 +104,7 @@ def test_data_survive_a_restart_and_sigterm_ends_with_0(home: Path) -> None:
     before = settings_of(home)
     asyncio.run(write_everywhere(before))
     assert end(first) == 0
-    assert not [p for p in read_state(home).parts.values() if p.running]
+    assert not [p for p in read_state(home).parts.values() if p.pid]
 
     second = start(home)
     try:
