@@ -86,10 +86,7 @@ def status(json_: Json = False) -> None:
     supervised = state.supervised()
     ready = supervised and state.ready
     if json_:
-        shown = {
-            **{"home": str(home), "running": supervised, "ready": ready},
-            **state.named_urls(),
-        }
+        shown = {"home": str(home), "running": supervised, "ready": ready, **state.addresses}
         parts = {name: part.model_dump() for name, part in state.parts.items()}
         typer.echo(json.dumps({**shown, "parts": parts}))
     elif not supervised:
@@ -339,10 +336,11 @@ def _alive(process: Any) -> bool:
 
 def _print_urls(state: "StackState", json_: bool) -> None:
     if json_:
-        typer.echo(json.dumps({"ready": state.ready, **state.named_urls()}))
+        typer.echo(json.dumps({"ready": state.ready, **state.addresses}))
         return
-    for name, url in state.urls.items():
-        typer.echo(f"  {name:<12} {url}")
+    for name, address in state.addresses.items():
+        if name.endswith("_url"):
+            typer.echo(f"  {name.removesuffix('_url').replace('_', ' '):<12} {address}")
 
 
 def _print_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sendloom.embedded.home import open_home
 from sendloom.embedded.parts import Part
-from sendloom.embedded.stack import stack_parts, stack_urls
+from sendloom.embedded.stack import stack_parts, stack_addresses
 from sendloom.embedded.state import StackState, sole_supervisor, stop_orphans
 from sendloom.embedded.supervisor import Supervisor
 
@@ -32,7 +32,7 @@ async def run_stack(
             log.warning("stopped what a killed supervisor had left", extra={"parts": left})
         opened = open_home(home)
         supervisor = Supervisor(
-            only(stack_parts(opened)), home, urls=stack_urls(opened), changed=changed
+            only(stack_parts(opened)), home, addresses=stack_addresses(opened), changed=changed
         )
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGINT, signal.SIGTERM):

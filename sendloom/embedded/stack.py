@@ -40,15 +40,17 @@ def stack_parts(home: Home, *, simulators: bool = True, workers: bool = True) ->
     return parts
 
 
-def stack_urls(home: Home, *, simulators: bool = True) -> dict[str, str]:
-    """What a person opens in a browser or points a client at."""
+def stack_addresses(home: Home, *, simulators: bool = True) -> dict[str, str]:
+    """What a person opens in a browser, or points a client at."""
     api = f"http://127.0.0.1:{home.ports['api']}"
-    urls = {"api": api, "openapi": f"{api}/docs"}
+    addresses = {"api_url": api, "openapi_url": f"{api}/docs"}
     if simulators:
-        urls["inbox"] = f"http://127.0.0.1:{home.ports['simulators']}/inbox"
-    if home.temporal is not None and home.temporal.ui_url is not None:
-        urls["temporal-ui"] = f"{home.temporal.ui_url}/namespaces/{home.temporal.namespace}"
-    return urls
+        addresses["inbox_url"] = f"http://127.0.0.1:{home.ports['simulators']}/inbox"
+    if (temporal := home.temporal) is not None:
+        addresses["temporal_address"] = temporal.address
+        addresses["temporal_namespace"] = temporal.namespace
+        addresses["temporal_ui_url"] = f"{temporal.ui_url}/namespaces/{temporal.namespace}"
+    return addresses
 
 
 class _Ours:

@@ -67,11 +67,8 @@ class StackState(BaseModel):
     ready: bool = False
     stopping: bool = False
     parts: dict[str, PartState] = {}
-    urls: dict[str, str] = {}
-
-    def named_urls(self) -> dict[str, str]:
-        """As the commands' JSON has them: `api_url`, `inbox_url`, …"""
-        return {f"{name.replace('-', '_')}_url": url for name, url in self.urls.items()}
+    addresses: dict[str, str] = {}
+    """Under the names the commands' JSON has: `api_url`, `inbox_url`, `temporal_address`, …"""
 
     def supervised(self) -> bool:
         """Whether the supervisor that wrote this is still alive."""

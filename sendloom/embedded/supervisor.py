@@ -52,7 +52,7 @@ class Supervisor:
         parts: Sequence[Part],
         home: Path,
         *,
-        urls: Mapping[str, str] | None = None,
+        addresses: Mapping[str, str] | None = None,
         backoff: Backoff = Backoff(),
         changed: Callable[[StackState], None] = lambda _: None,
     ) -> None:
@@ -69,7 +69,7 @@ class Supervisor:
         self._threads = ThreadPoolExecutor(2 * len(parts) + 4, thread_name_prefix="supervise")
         self.state = StackState(
             supervisor=Running.of(os.getpid()),
-            urls=dict(urls or {}),
+            addresses=dict(addresses or {}),
             parts={
                 part.name: PartState(stop_signal=part.stop_signal, ports=part.ports)
                 for part in parts
