@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sendloom.embedded.home import open_home
 from sendloom.embedded.parts import Part
-from sendloom.embedded.stack import stack_parts, stack_addresses
+from sendloom.embedded.stack import stack_addresses, stack_parts
 from sendloom.embedded.state import StackState, sole_supervisor, stop_orphans
 from sendloom.embedded.supervisor import Supervisor
 
