@@ -123,7 +123,11 @@ def smtp_sink(*, record: bool = False, port: int | None = None) -> Iterator[Sink
             name = "sendloom simulator (no smtp-sink installed)"
         with counter.open("wb") as out:
             process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True, cwd=Path.cwd()
+                command,
+                stdout=out,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=Path.cwd(),
             )
         try:
             wait_for_port(port)
