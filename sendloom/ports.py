@@ -435,6 +435,12 @@ class DecisionStore(Protocol):
         """Apply the compare-and-sets; how many matched. A move out of pending/deferred to anything but sent gives caps back."""
         ...
 
+    async def use_caps(
+        self, tenant: str, campaign_id: UUID, caps: Sequence[CapUse]
+    ) -> frozenset[str]:
+        """For decisions that were deferred and can leave now: consume, under the lock; the recipients for whom a cap is full."""
+        ...
+
     async def delivery(self, key: DeliveryKey) -> DeliveryRow | None: ...
 
     async def add_delivery(self, row: DeliveryRow) -> DeliveryRow:
@@ -567,6 +573,11 @@ class PageSend:
     suppressed: str | None
     opted_out: bool
     erased: bool
+    reason: str | None = None
+    """The decision's; `REPLAYED` marks an operator's wish to send again whatever is unknown."""
+
+
+REPLAYED = "replayed"
 
 
 class CampaignStore(Protocol):
@@ -697,7 +708,7 @@ class CampaignStore(Protocol):
     async def replay(
         self, campaign: CampaignRow, states: Sequence[RecipientState], bucket: datetime
     ) -> int:
-        """failed and unknown → pending with a bucket, by an operator."""
+        """failed and unknown → pending with a bucket and the reason `REPLAYED`, by an operator."""
         ...
 
 

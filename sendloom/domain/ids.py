@@ -57,6 +57,10 @@ def due_workflow_id(campaign_id: UUID) -> str:
     return f"campaign/{campaign_id}/due"
 
 
+def catch_up_workflow_id(campaign_id: UUID) -> str:
+    return f"catchup/{campaign_id}"
+
+
 _CHANNELS = {channel: n for n, channel in enumerate(Channel)}
 _CHANNELS_BACK = {n: channel for channel, n in _CHANNELS.items()}
 _HEAD = struct.Struct(">16sIIBBB")
