@@ -6,6 +6,7 @@ keys of its own. Nothing secret, no store and no queue has a default: what is mi
 
 import difflib
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -24,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from sendloom.errors import ConfigurationError
-from sendloom.platform.sealing import Hashes, KeyRing, decode_key
+from sendloom.platform.sealing import Hashes, KeyRing, decode_key, new_key
 
 PREFIX = "SENDLOOM_"
 SETTINGS_FILE = "settings.env"
@@ -229,6 +230,16 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         return Settings.model_validate(tree)
     except ValidationError as e:
         raise ConfigurationError(_explain(e, home)) from None
+
+
+def fresh_keys() -> dict[str, str]:
+    """Every key a new installation needs, by variable name. They must be kept as long as its data."""
+    keys = {
+        f"{PREFIX}KEYS__{name}".upper(): new_key()
+        for name in KeySettings.model_fields
+        if name != "sealing"
+    }
+    return {f"{PREFIX}KEYS__SEALING": f"k{secrets.token_hex(3)}:{new_key()}", **keys}
 
 
 def settings_reference() -> str:

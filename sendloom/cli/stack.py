@@ -195,10 +195,17 @@ def simulators(
 
 def settings(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/settings.md.")] = False,
+    new_keys: Annotated[
+        bool, typer.Option("--new-keys", help="Print fresh keys as NAME=value lines.")
+    ] = False,
 ) -> None:
-    """List every setting; values are never shown."""
-    from sendloom.settings import known_settings, settings_reference
+    """List every setting; values in force are never shown."""
+    from sendloom.settings import fresh_keys, known_settings, settings_reference
 
+    if new_keys:
+        for name, value in fresh_keys().items():
+            typer.echo(f"{name}={value}")
+        return
     if markdown:
         typer.echo(settings_reference(), nl=False)
         return

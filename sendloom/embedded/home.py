@@ -13,8 +13,7 @@ from sendloom.embedded.postgres import EmbeddedPostgres
 from sendloom.embedded.temporal import NAMESPACE, EmbeddedTemporal
 from sendloom.embedded.valkey import EmbeddedValkey
 from sendloom.errors import ConfigurationError
-from sendloom.platform.sealing import new_key
-from sendloom.settings import PREFIX, SETTINGS_FILE, read_settings_file
+from sendloom.settings import PREFIX, SETTINGS_FILE, fresh_keys, read_settings_file
 
 PORTS_FILE = "ports.json"
 
@@ -104,11 +103,6 @@ def open_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Home:
     once = {
         "ENVIRONMENT": "embedded",
         "TEMPORAL__NAMESPACE": NAMESPACE,
-        "KEYS__SEALING": f"k{secrets.token_hex(3)}:{new_key()}",
-        "KEYS__ADDRESS": new_key(),
-        "KEYS__BODY": new_key(),
-        "KEYS__PASSCODE": new_key(),
-        "KEYS__UNSUBSCRIBE": new_key(),
         "SMTP__TLS": "none",
         "SMTP__SENDER": "Sendloom <no-reply@example.com>",
         "TWILIO__ACCOUNT_SID": "AC" + secrets.token_hex(16),
@@ -116,6 +110,7 @@ def open_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Home:
         "TWILIO__SENDER": "+12025550100",
     }
     new = {
+        **fresh_keys(),
         **{PREFIX + name: value for name, value in once.items()},
         **old,
         **{PREFIX + name: value for name, value in addresses.items()},

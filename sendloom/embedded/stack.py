@@ -45,7 +45,7 @@ def stack_addresses(home: Home, *, simulators: bool = True) -> dict[str, str]:
     api = f"http://127.0.0.1:{home.ports['api']}"
     addresses = {"api_url": api, "openapi_url": f"{api}/docs"}
     if simulators:
-        addresses["inbox_url"] = f"http://127.0.0.1:{home.ports['simulators']}/inbox"
+        addresses["inbox_url"] = f"http://127.0.0.1:{home.ports['simulators']}"
     if (temporal := home.temporal) is not None:
         addresses["temporal_address"] = temporal.address
         addresses["temporal_namespace"] = temporal.namespace
@@ -110,7 +110,10 @@ class _Ours:
                 *("--smtp-port", str(smtp), "--http-port", str(http)),
                 *("--account-sid", home.twilio_account_sid),
             ),
-            ready=lambda: probes.tcp_open("127.0.0.1", smtp) and probes.tcp_open("127.0.0.1", http),
+            ready=lambda: (
+                probes.tcp_open("127.0.0.1", smtp)
+                and probes.http_ok(f"http://127.0.0.1:{http}/healthz")
+            ),
             # In the environment, because a command line is for everybody to see.
             env={**self._env, TOKEN_VARIABLE: home.twilio_auth_token},
             cwd=_REPOSITORY,

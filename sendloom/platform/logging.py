@@ -3,14 +3,13 @@
 The net is the second line of defence. The first is that nothing of the kind is logged: log ids.
 """
 
+import json
 import logging
 import re
 import sys
 import traceback
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
-
-import orjson
 
 HIDDEN: Final = "[hidden]"
 
@@ -45,7 +44,7 @@ _SECRET_FIELDS = frozenset(
     ]
 )
 _EMAIL = re.compile(r"[^\s<>\"'(),:;=\[\]{}]+@[A-Za-z0-9\u00a1-\uffff][A-Za-z0-9.\u00a1-\uffff-]*")
-_PHONE = re.compile(r"\+\d(?:[ ().\-]?\d){6,14}")
+_PHONE = re.compile(r"\+\d(?:[ ().\-]{0,2}\d){6,14}")
 # Where libraries quote what they were given: pydantic's errors, Postgres's details, URLs with credentials.
 _QUOTED = re.compile(
     r"(?<=input_value=).*?(?=, input_type=)|(?<=DETAIL: ).*|(?<=://)[^\s/@:]*:[^\s/@]*(?=@)"
@@ -77,7 +76,7 @@ class JsonFormatter(logging.Formatter):
             line["error"] = record.exc_info[1].__class__.__name__
             trace = "".join(traceback.format_exception(*record.exc_info))
             line["trace"] = redact_text(trace[-_ECHO_LIMIT:])
-        return orjson.dumps(line, default=str).decode()
+        return json.dumps(line)
 
 
 def redact(value: object, name: str = "", depth: int = 0) -> object:

@@ -64,12 +64,7 @@ async def connect(
     except RPCError as e:
         raise ConfigurationError(_explain(t, e)) from None
     except RuntimeError as e:
-        # What the SDK's core raises when it cannot connect at all. Its text may quote request metadata, so it is not shown.
-        reason = "TLS failed" if "tls" in str(e).lower() else "the connection failed"
-        raise ConfigurationError(
-            f"cannot reach Temporal at {t.address}: {reason}. "
-            "Is it running (`sendloom status`), and is SENDLOOM_TEMPORAL__ADDRESS right?"
-        ) from None
+        raise ConfigurationError(_explain_core(t, str(e))) from None
 
 
 def sdk_runtime(metrics_address: str | None = None) -> Runtime:
@@ -84,6 +79,24 @@ def sdk_runtime(metrics_address: str | None = None) -> Runtime:
     )
 
 
+def _explain_core(t: TemporalSettings, text: str) -> str:
+    """What the SDK's core raises when connecting fails; its text may quote request metadata, so it is never shown."""
+    if "code: Unauthenticated" in text or "code: PermissionDenied" in text:
+        return _refused(t)
+    reason = "TLS failed" if "tls" in text.lower() else "the connection failed"
+    return (
+        f"cannot reach Temporal at {t.address}: {reason}. "
+        "Is it running (`sendloom status`), and is SENDLOOM_TEMPORAL__ADDRESS right?"
+    )
+
+
+def _refused(t: TemporalSettings) -> str:
+    return (
+        f"Temporal at {t.address} refused our credentials for namespace `{t.namespace}`. "
+        "Check SENDLOOM_TEMPORAL__API_KEY or SENDLOOM_TEMPORAL__TLS_CERT and SENDLOOM_TEMPORAL__TLS_KEY."
+    )
+
+
 def _explain(t: TemporalSettings, e: RPCError) -> str:
     if e.status is RPCStatusCode.NOT_FOUND:
         return (
@@ -91,10 +104,7 @@ def _explain(t: TemporalSettings, e: RPCError) -> str:
             "or correct SENDLOOM_TEMPORAL__NAMESPACE."
         )
     if e.status in _REFUSED:
-        return (
-            f"Temporal at {t.address} refused our credentials for namespace `{t.namespace}`. "
-            "Check SENDLOOM_TEMPORAL__API_KEY or SENDLOOM_TEMPORAL__TLS_CERT and SENDLOOM_TEMPORAL__TLS_KEY."
-        )
+        return _refused(t)
     return f"Temporal at {t.address} answered {e.status.name.lower().replace('_', ' ')}. Is it healthy?"
 
 
@@ -116,4 +126,4 @@ def _pem(name: str, path: Path | None) -> bytes | None:
     except OSError as e:
         raise ConfigurationError(
             f"SENDLOOM_TEMPORAL__{name}: cannot read {path}: {e.strerror}."
-        ) from e
+        ) from None

@@ -1,10 +1,10 @@
 """What a Temporal server must know before our workers start: namespace, search attributes, schedules. Safe to repeat."""
 
 import asyncio
-import logging
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import yaml
 from google.protobuf.duration_pb2 import Duration
@@ -39,7 +39,7 @@ from sendloom.platform.search_attributes import ALL
 from sendloom.platform.temporal import connect
 from sendloom.settings import Settings
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 RETENTION = timedelta(hours=168)
 """Support reads histories for a week; what must last longer is in Postgres."""
@@ -93,6 +93,8 @@ def read_schedules(file: Path) -> dict[str, ScheduleEntry]:
         entries = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as e:
         raise ConfigurationError(f"{file}: {e}") from e
+    if not isinstance(entries, dict):
+        raise ConfigurationError(f"{file}: must be schedule ids with their entries")
     read = {}
     for schedule_id, entry in entries.items():
         try:
@@ -127,7 +129,7 @@ async def _namespace(client: Client) -> list[str]:
                 description="Sendloom",
             )
         )
-        await _seen(client, describe)
+        await _once_seen(lambda: client.workflow_service.describe_namespace(describe))
         return [f"namespace {client.namespace} created"]
     if found.config.workflow_execution_retention_ttl.ToTimedelta() >= RETENTION:
         return []
@@ -140,25 +142,8 @@ async def _namespace(client: Client) -> list[str]:
     return [f"retention of {client.namespace} raised to {RETENTION}"]
 
 
-async def _seen(client: Client, describe: DescribeNamespaceRequest) -> None:
-    try:
-        async with asyncio.timeout(_SEEN_WITHIN):
-            while True:
-                try:
-                    await client.workflow_service.describe_namespace(describe)
-                    return
-                except RPCError as e:
-                    if e.status is not RPCStatusCode.NOT_FOUND:
-                        raise
-                await asyncio.sleep(0.2)
-    except TimeoutError:
-        raise ConfigurationError(
-            f"namespace {client.namespace} was created but does not show; run this again."
-        ) from None
-
-
 async def _search_attributes(client: Client) -> list[str]:
-    missing = await missing_search_attributes(client)
+    missing = await _once_seen(lambda: missing_search_attributes(client))
     if not missing:
         return []
     await client.operator_service.add_search_attributes(
@@ -168,6 +153,19 @@ async def _search_attributes(client: Client) -> list[str]:
         )
     )
     return [f"search attribute {name} registered" for name in missing]
+
+
+async def _once_seen(ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer, asked again while a frontend has not heard of the new namespace yet."""
+    deadline = asyncio.get_running_loop().time() + _SEEN_WITHIN
+    while True:
+        try:
+            return await ask()
+        except RPCError as e:
+            late = asyncio.get_running_loop().time() > deadline
+            if e.status is not RPCStatusCode.NOT_FOUND or late:
+                raise
+        await asyncio.sleep(0.2)
 
 
 async def _schedule(client: Client, schedule_id: str, entry: ScheduleEntry) -> str:
