@@ -283,8 +283,8 @@ class ResolvedDue(Wire):
     """`due_at` is None when the lateness policy says to skip."""
 
     due_at: datetime | None
-    wall: str | None = None
-    """The wall time it stands for, when it moved to another day."""
+    due: Due
+    """What was asked for, or where the lateness policy moved it."""
 
 
 class FireReminder(Wire):

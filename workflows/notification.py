@@ -1,0 +1,45 @@
+"""One notification to its final state."""
+
+from temporalio import workflow
+from temporalio.common import VersioningBehavior
+from temporalio.exceptions import ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from schemas.kinds import Kind
+    from schemas.notifications import CancelRequest, NotificationInput, NotificationView
+    from schemas.outcomes import Cancelled
+    from sendloom.domain.outcomes import MEANING
+    from workflows.sending import Sending
+
+
+@workflow.defn(name="Notification", versioning_behavior=VersioningBehavior.PINNED)
+class NotificationWorkflow:
+    @workflow.init
+    def __init__(self, n: NotificationInput) -> None:
+        self._sending = Sending(n)
+
+    @workflow.run
+    async def run(self, n: NotificationInput) -> NotificationView:
+        await self._sending.run()
+        await self._sending.close(Kind.NOTIFICATION)
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        return self._sending.view()
+
+    @workflow.query
+    def view(self) -> NotificationView:
+        return self._sending.view()
+
+    @workflow.update
+    async def cancel(self, request: CancelRequest) -> NotificationView:
+        """Waits for the truth: a call that was being made may still turn out to have been taken."""
+        self._sending.cancel(request.reason)
+        outcome = await self._sending.finished()
+        if not isinstance(outcome, Cancelled):
+            raise ApplicationError(
+                f"too late to cancel: it is {MEANING[outcome.kind].api}", type="TooLate"
+            )
+        return self._sending.view()
+
+    @cancel.validator
+    def _still_cancellable(self, request: CancelRequest) -> None:
+        self._sending.refuse_if_too_late()
