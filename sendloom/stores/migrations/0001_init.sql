@@ -215,6 +215,7 @@ CREATE TABLE list_staging (
     tenant       text NOT NULL,
     version_id   uuid NOT NULL,
     recipient_id text NOT NULL,
+    chunk        int NOT NULL,             -- of two lines for one person the later one counts, in whatever order chunks come
     variables    jsonb,
     PRIMARY KEY (tenant, version_id, recipient_id)
 );
@@ -423,7 +424,8 @@ CREATE TABLE dead_letters (
     tenant       text NOT NULL,
     id           uuid NOT NULL,            -- derived from the decision
     kind         text NOT NULL,
-    ref_id       uuid NOT NULL,            -- notification, passcode or campaign
+    ref_id       uuid NOT NULL,            -- notification, passcode, reminder or campaign
+    campaign_id  uuid NOT NULL,            -- of the decision
     frozen_at    timestamptz NOT NULL,
     shard        int NOT NULL DEFAULT 0,
     page         int NOT NULL DEFAULT 0,

@@ -1,0 +1,293 @@
+"""Decisions: inserted once, changed only by compare-and-set; with them the caps they use up and the payloads they fix."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, TypeVar
+from uuid import UUID
+
+from schemas.kinds import Channel, RecipientState
+from schemas.notifications import DecisionKey, DeliveryKey
+from sendloom.domain.outcomes import RECIPIENT_CODE, RECIPIENT_OF_CODE, Cause, decision_may
+from sendloom.errors import StoreUnavailable
+from sendloom.ports import CapUse, Decision, DeliveryRow, Move, Sealer
+from sendloom.stores.pool import (
+    STATEMENT,
+    Connection,
+    Pool,
+    PostgresStore,
+    Record,
+    answering,
+    or_none,
+    touched,
+)
+from sendloom.stores.queries import load
+
+SQL = load("decisions.sql")
+
+FREQUENCY_CAP = "frequency_cap"
+
+_PAYLOAD = "delivery"
+_Page = tuple[str, datetime, UUID, int, int]
+_Keyed = TypeVar("_Keyed", Decision, Move)
+
+# What may have been sent has used its cap; so has what is still to be.
+_GIVES_BACK = frozenset(RecipientState) - {
+    RecipientState.PENDING,
+    RecipientState.SENT,
+    RecipientState.UNKNOWN,
+}
+_GIVES_BACK_CODES = sorted(RECIPIENT_CODE[state] for state in _GIVES_BACK)
+
+
+class PostgresDecisions(PostgresStore):
+    """Implements `DecisionStore`."""
+
+    def __init__(self, pool: Pool, sealer: Sealer) -> None:
+        super().__init__(pool)
+        self._sealer = sealer
+
+    async def insert(
+        self,
+        decisions: Sequence[Decision],
+        deliveries: Sequence[DeliveryRow] = (),
+        caps: Sequence[CapUse] = (),
+    ) -> list[Decision]:
+        if not decisions:
+            return []
+        if not deliveries and not caps:
+            with answering():
+                # One page is one statement, which needs no transaction around it.
+                async with self._pool.acquire(timeout=STATEMENT) as connection:
+                    return await _insert(connection, decisions)
+        async with self._transaction() as connection:
+            if caps:
+                stored = await _insert_capped(connection, decisions, caps)
+            else:
+                stored = await _insert(connection, decisions)
+            if deliveries:
+                await self._insert_deliveries(connection, deliveries)
+            return stored
+
+    async def read(self, key: DecisionKey) -> Decision | None:
+        row = await self._row(SQL["read"], *_page(key), key.recipient_id)
+        return None if row is None else decision(row)
+
+    async def move(self, moves: Sequence[Move]) -> int:
+        if not moves:
+            return 0
+        matched = 0
+        with answering():
+            async with self._pool.acquire(timeout=STATEMENT) as connection:
+                for page, batch in _by_page(moves):
+                    matched += await _move(connection, page, batch)
+        return matched
+
+    async def delivery(self, key: DeliveryKey) -> DeliveryRow | None:
+        row = await self._row(SQL["delivery"], *_delivery_key(key))
+        # A purged payload is gone: there is nothing left that could be sent.
+        if row is None or row["payload"] is None:
+            return None
+        payload = self._sealer.open(_PAYLOAD, key.tenant, row["payload"])
+        return DeliveryRow(key, row["address_hash"], payload)
+
+    async def add_delivery(self, row: DeliveryRow) -> DeliveryRow:
+        async with self._transaction() as connection:
+            await self._insert_deliveries(connection, [row])
+        stored = await self.delivery(row.key)
+        if stored is None:
+            raise StoreUnavailable("the payload was purged")
+        return stored
+
+    async def by_recipient(self, tenant: str, recipient_id: str, limit: int) -> list[Decision]:
+        rows = await self._fetch(SQL["by_recipient"], tenant, recipient_id, limit)
+        return [decision(row) for row in rows]
+
+    async def _insert_deliveries(
+        self, connection: Connection, deliveries: Sequence[DeliveryRow]
+    ) -> None:
+        keys = [row.key for row in deliveries]
+        await connection.execute(
+            SQL["insert_deliveries"],
+            [key.tenant for key in keys],
+            [key.frozen_at for key in keys],
+            [key.campaign_id for key in keys],
+            [key.recipient_id for key in keys],
+            [key.channel for key in keys],
+            [key.send_no for key in keys],
+            [key.device for key in keys],
+            [row.address_hash for row in deliveries],
+            [self._sealer.seal(_PAYLOAD, row.key.tenant, row.payload) for row in deliveries],
+            timeout=STATEMENT,
+        )
+
+
+async def _insert(connection: Connection, decisions: Sequence[Decision]) -> list[Decision]:
+    stored: dict[tuple[_Page, str], Decision] = {}
+    for page, batch in _by_page(decisions):
+        if any((page, d.key.recipient_id) in stored for d in batch):
+            raise ValueError("the same decision is there twice")
+        stored.update(((page, d.key.recipient_id), d) for d in batch)
+        rows = await connection.fetch(
+            SQL["insert"],
+            *page,
+            [d.key.recipient_id for d in batch],
+            [RECIPIENT_CODE[d.state] for d in batch],
+            or_none([d.channel for d in batch]),
+            [d.rung for d in batch] if any(d.rung for d in batch) else None,
+            [d.send_no for d in batch] if any(d.send_no != 1 for d in batch) else None,
+            [d.attempt for d in batch] if any(d.attempt for d in batch) else None,
+            or_none([d.reason for d in batch]),
+            or_none([d.not_before for d in batch]),
+            or_none([d.not_after for d in batch]),
+            or_none([d.due_at for d in batch]),
+            timeout=STATEMENT,
+        )
+        if len(rows) < len(batch):
+            new = {row[0] for row in rows}
+            old = [d.key.recipient_id for d in batch if d.key.recipient_id not in new]
+            for row in await connection.fetch(SQL["of_page"], *page, old, timeout=STATEMENT):
+                stored[page, row["recipient_id"]] = decision(row)
+    return [stored[_page(d.key), d.key.recipient_id] for d in decisions]
+
+
+async def _insert_capped(
+    connection: Connection, decisions: Sequence[Decision], caps: Sequence[CapUse]
+) -> list[Decision]:
+    """Under the locks of everybody concerned: look, decide, insert, use up."""
+    by_recipient = {d.key.recipient_id: d for d in decisions}
+    first = decisions[0].key
+    if len(by_recipient) != len(decisions) or any(
+        (d.key.tenant, d.key.campaign_id) != (first.tenant, first.campaign_id) for d in decisions
+    ):
+        raise ValueError("caps are used up by one decision a recipient, of one campaign")
+    people = sorted({use.recipient_id for use in caps})
+    await connection.fetch(SQL["lock_people"], first.tenant, people, timeout=STATEMENT)
+    rows = await connection.fetch(
+        SQL["full_caps"],
+        first.tenant,
+        first.campaign_id,
+        list(range(len(caps))),
+        [use.recipient_id for use in caps],
+        [use.scope for use in caps],
+        [use.local_day for use in caps],
+        [use.limit_day for use in caps],
+        [use.limit_week for use in caps],
+        timeout=STATEMENT,
+    )
+    full = {caps[row[0]].recipient_id for row in rows}
+    wanted = [
+        replace(d, state=RecipientState.SUPPRESSED, reason=FREQUENCY_CAP, due_at=None)
+        if d.key.recipient_id in full and d.state is RecipientState.PENDING
+        else d
+        for d in decisions
+    ]
+    stored = await _insert(connection, wanted)
+    # Only what this call inserted uses up anything: `_insert` hands back the very object when it did.
+    new = {
+        after.key.recipient_id
+        for before, after in zip(wanted, stored, strict=True)
+        if before is after and after.state is RecipientState.PENDING
+    }
+    uses = [use for use in caps if use.recipient_id in new]
+    if uses:
+        await connection.execute(
+            SQL["use_caps"],
+            first.tenant,
+            first.campaign_id,
+            [use.recipient_id for use in uses],
+            [use.scope for use in uses],
+            [use.local_day for use in uses],
+            timeout=STATEMENT,
+        )
+    return stored
+
+
+async def _move(connection: Connection, page: _Page, moves: Sequence[Move]) -> int:
+    if len({m.key.recipient_id for m in moves}) != len(moves):
+        raise ValueError("two moves of one decision")
+    columns = (
+        [m.key.recipient_id for m in moves],
+        [_mask(m.expect, m.to, m.cause) for m in moves],
+        [RECIPIENT_CODE[m.to] for m in moves],
+        or_none([m.reason for m in moves]),
+        or_none([m.channel for m in moves]),
+        or_none([m.rung for m in moves]),
+        or_none([m.send_no for m in moves]),
+        or_none([m.attempt for m in moves]),
+        or_none([m.not_before for m in moves]),
+        or_none([m.not_after for m in moves]),
+        or_none([m.due_at for m in moves]),
+    )
+    if any(m.to in _GIVES_BACK for m in moves):
+        matched: int = await connection.fetchval(
+            SQL["move_and_give_back"], *page, *columns, _GIVES_BACK_CODES, timeout=STATEMENT
+        )
+        return matched
+    return touched(await connection.execute(SQL["move"], *page, *columns, timeout=STATEMENT))
+
+
+@lru_cache(maxsize=1024)
+def _mask(expect: frozenset[RecipientState], to: RecipientState, cause: Cause) -> int:
+    """The expected states as a bit mask of their codes.
+
+    Raises:
+        ValueError: the table of moves does not allow this. Nothing such must reach the database.
+    """
+    for state in expect:
+        if not decision_may(state, to, cause):
+            raise ValueError(f"a decision may not go from {state} to {to} by {cause}")
+    return sum(1 << RECIPIENT_CODE[state] for state in expect)
+
+
+def decision(row: Record) -> Decision:
+    return Decision(
+        key=DecisionKey(
+            tenant=row["tenant"],
+            frozen_at=row["frozen_at"],
+            campaign_id=row["campaign_id"],
+            shard=row["shard"],
+            page=row["page"],
+            recipient_id=row["recipient_id"],
+        ),
+        state=RECIPIENT_OF_CODE[row["state"]],
+        channel=None if row["channel"] is None else Channel(row["channel"]),
+        rung=row["rung"],
+        send_no=row["send_no"],
+        attempt=row["attempt"],
+        reason=row["reason"],
+        not_before=row["not_before"],
+        not_after=row["not_after"],
+        due_at=row["due_at"],
+    )
+
+
+def _page(key: DecisionKey) -> _Page:
+    return (key.tenant, key.frozen_at, key.campaign_id, key.shard, key.page)
+
+
+def _delivery_key(key: DeliveryKey) -> tuple[Any, ...]:
+    return (
+        key.tenant,
+        key.frozen_at,
+        key.campaign_id,
+        key.recipient_id,
+        key.channel,
+        key.send_no,
+        key.device,
+    )
+
+
+def _by_page(items: Iterable[_Keyed]) -> list[tuple[_Page, list[_Keyed]]]:
+    """Grouped, in the one order of pages and recipients that every writer keeps."""
+    groups: dict[_Page, list[_Keyed]] = {}
+    for item in items:
+        groups.setdefault(_page(item.key), []).append(item)
+    for batch in groups.values():
+        batch.sort(key=_recipient)
+    return sorted(groups.items(), key=lambda group: group[0])
+
+
+def _recipient(item: Decision | Move) -> str:
+    return item.key.recipient_id

@@ -1,0 +1,310 @@
+"""Lists: chunked, resumable uploads into a version; made ready once, then never changed."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from schemas.kinds import Channel
+from sendloom.domain.list_lines import ListRow
+from sendloom.errors import Refusal
+from sendloom.ports import ListVersion, Sealer
+from sendloom.rows import AddressWrite, ChunkRecord, Consent, ListRecord, RecipientWrite
+from sendloom.stores.pool import BULK, STATEMENT, Connection, Pool, PostgresStore, Record, or_none
+from sendloom.stores.queries import load
+from sendloom.stores.recipients import write_addresses, write_consents, write_recipients
+
+SQL = load("lists.sql")
+
+PAGE_SIZE = 500
+SHARDS_MAX = 1_000
+SHARD_PAGES_MIN = 10
+"""A child workflow costs as much as some thousand recipients; a smaller shard would cost more than it sends."""
+
+ERRORS_KEPT = 100
+"""Of each chunk."""
+EMPTY = "empty"
+ABANDONED = "abandoned"
+PLACING = 600.0
+"""Seconds. The step to ready orders and writes the whole list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How an audience is cut: every shard has `pages_per_shard` pages, the last one fewer."""
+
+    page_size: int
+    pages_per_shard: int
+    pages: int
+    shards: int
+
+
+def shape(size: int, page_size: int = PAGE_SIZE) -> Shape:
+    """Shards grow with the audience, so that there are never more than SHARDS_MAX of them."""
+    pages = -(-size // page_size)
+    per_shard = max(SHARD_PAGES_MIN, -(-pages // SHARDS_MAX))
+    return Shape(page_size, per_shard, pages, -(-pages // per_shard))
+
+
+class PostgresLists(PostgresStore):
+    """Everything about lists but sending to them."""
+
+    def __init__(self, pool: Pool, sealer: Sealer, page_size: int = PAGE_SIZE) -> None:
+        super().__init__(pool)
+        self._sealer = sealer
+        self._page_size = page_size
+
+    async def create(self, tenant: str, list_id: str, name: str = "") -> None:
+        """If absent; a name given replaces the one there."""
+        await self._execute(SQL["create"], tenant, list_id, name)
+
+    async def get(self, tenant: str, list_id: str) -> ListRecord | None:
+        row = await self._row(SQL["get"], tenant, list_id)
+        return None if row is None else ListRecord(*row)
+
+    async def lists(self, tenant: str) -> list[ListRecord]:
+        return [ListRecord(*row) for row in await self._fetch(SQL["lists"], tenant)]
+
+    async def start_version(
+        self, tenant: str, list_id: str, version_id: UUID, format: str
+    ) -> ListVersion:
+        """An upload begins; a repeat with the same id finds it.
+
+        Raises:
+            Refusal: `unknown_list`.
+        """
+        await self._execute(SQL["start"], tenant, version_id, list_id, format)
+        version = await self.version(tenant, version_id)
+        if version is None or version.list_id != list_id:
+            raise Refusal("unknown_list", "there is no such list", field="list_id", status=404)
+        return version
+
+    async def version(self, tenant: str, version_id: UUID) -> ListVersion | None:
+        row = await self._row(SQL["version"], tenant, version_id)
+        return None if row is None else ListVersion(*row)
+
+    async def versions(self, tenant: str, list_id: str) -> list[ListVersion]:
+        """Newest first."""
+        return [ListVersion(*row) for row in await self._fetch(SQL["versions"], tenant, list_id)]
+
+    async def chunks(self, tenant: str, version_id: UUID) -> list[ChunkRecord]:
+        return [_chunk(row) for row in await self._fetch(SQL["chunks"], tenant, version_id)]
+
+    async def chunk(self, tenant: str, version_id: UUID, chunk: int) -> ChunkRecord | None:
+        row = await self._row(SQL["chunk"], tenant, version_id, chunk)
+        return None if row is None else _chunk(row)
+
+    async def add_chunk(
+        self,
+        tenant: str,
+        version_id: UUID,
+        chunk: int,
+        sha256: bytes,
+        first_line: int,
+        lines: int,
+        rows: Sequence[ListRow],
+        errors: Sequence[Mapping[str, Any]] = (),
+    ) -> ChunkRecord:
+        """One chunk, whole or not at all: its rows are staged, its people and consents written. A repeat changes nothing.
+
+        Raises:
+            Refusal: `unknown_version`, `version_closed`, or `chunk_conflict` for other content under a number already used.
+        """
+        staged = await asyncio.to_thread(self._prepare, tenant, rows)
+        async with self._transaction() as connection:
+            state = await connection.fetchval(
+                SQL["share_version"], tenant, version_id, timeout=STATEMENT
+            )
+            if state is None:
+                raise Refusal("unknown_version", "there is no such list version", status=404)
+            known = await connection.fetchrow(
+                SQL["chunk"], tenant, version_id, chunk, timeout=STATEMENT
+            )
+            if known is None and state != "uploading":
+                raise Refusal(
+                    "version_closed",
+                    f"this list version is {state}; it takes no more chunks",
+                    fix="start a new version of the list",
+                    status=409,
+                )
+            kept = [dict(error) for error in errors[:ERRORS_KEPT]]
+            inserted = known is None and await connection.fetchval(
+                SQL["add_chunk"],
+                tenant,
+                version_id,
+                chunk,
+                sha256,
+                first_line,
+                lines,
+                len(rows),
+                kept,
+                timeout=STATEMENT,
+            )
+            if not inserted:
+                # It was there, or came in beside us: the insert waited for that one to end.
+                known = known or await connection.fetchrow(
+                    SQL["chunk"], tenant, version_id, chunk, timeout=STATEMENT
+                )
+                if known is None or known["sha256"] != sha256:
+                    raise Refusal(
+                        "chunk_conflict",
+                        f"chunk {chunk} was uploaded with other content",
+                        field="chunk",
+                        fix="number chunks by their place in the file, and repeat one byte for byte",
+                        status=409,
+                    )
+                return _chunk(known, replayed=True)
+            await self._stage(connection, tenant, version_id, chunk, staged)
+            await connection.execute(SQL["touch"], tenant, version_id, timeout=STATEMENT)
+        return ChunkRecord(chunk, sha256, first_line, lines, len(rows), tuple(kept))
+
+    async def make_ready(self, tenant: str, version_id: UUID) -> ListVersion:
+        """Fix every row's (shard, page) in one ordered statement. An empty list has failed. A repeat finds it done.
+
+        Raises:
+            Refusal: `unknown_version`.
+        """
+        async with self._transaction() as connection:
+            version = await connection.fetchrow(
+                SQL["lock_version"], tenant, version_id, timeout=BULK
+            )
+            if version is None:
+                raise Refusal("unknown_version", "there is no such list version", status=404)
+            if version["state"] == "uploading":
+                size = await connection.fetchval(SQL["staged"], tenant, version_id, timeout=BULK)
+                if size == 0:
+                    await connection.execute(
+                        SQL["fail"], tenant, version_id, EMPTY, timeout=STATEMENT
+                    )
+                else:
+                    await self._place(connection, tenant, version_id, size)
+                    await connection.execute(
+                        SQL["make_current"],
+                        tenant,
+                        version["list_id"],
+                        version_id,
+                        timeout=STATEMENT,
+                    )
+        ready = await self.version(tenant, version_id)
+        assert ready is not None
+        return ready
+
+    async def fail(self, tenant: str, version_id: UUID, reason: str) -> bool:
+        """An upload that cannot go on; what was staged is dropped."""
+        async with self._transaction() as connection:
+            done = await connection.execute(
+                SQL["fail"], tenant, version_id, reason, timeout=STATEMENT
+            )
+            await connection.execute(SQL["unstage"], tenant, version_id, timeout=BULK)
+        return not done.endswith(" 0")
+
+    async def withdraw(self, tenant: str, version_id: UUID, reason: str) -> bool:
+        """A ready list turned out bad: it fails late, and campaigns that pinned it must stop."""
+        async with self._transaction() as connection:
+            done = await connection.execute(
+                SQL["withdraw"], tenant, version_id, reason, timeout=STATEMENT
+            )
+            await connection.execute(SQL["unset_current"], tenant, version_id, timeout=STATEMENT)
+        return not done.endswith(" 0")
+
+    async def reap(self, untouched_for: timedelta, limit: int = 100) -> int:
+        """Fail uploads that nobody went on with, over all tenants; how many."""
+        rows = await self._fetch(SQL["abandoned"], untouched_for, limit)
+        return sum([await self.fail(row["tenant"], row["version_id"], ABANDONED) for row in rows])
+
+    async def _place(
+        self, connection: Connection, tenant: str, version_id: UUID, size: int
+    ) -> None:
+        cut = shape(size, self._page_size)
+        at = (tenant, version_id, cut.page_size, cut.pages_per_shard)
+        await connection.execute(SQL["place"], *at, timeout=PLACING)
+        await connection.execute(SQL["place_pages"], *at, size, timeout=BULK)
+        await connection.execute(SQL["unstage"], tenant, version_id, timeout=PLACING)
+        await connection.execute(
+            SQL["ready"], tenant, version_id, size, cut.shards, cut.page_size, timeout=STATEMENT
+        )
+
+    def _prepare(self, tenant: str, rows: Sequence[ListRow]) -> list[tuple[str, ListRow]]:
+        """With the id of each; the later of two lines for one person counts. Without one, it is its address's keyed hash."""
+        by_id = {row.recipient_id or self._derived(tenant, row): row for row in rows}
+        return sorted(by_id.items())
+
+    def _derived(self, tenant: str, row: ListRow) -> str:
+        if row.email_lookup is not None:
+            channel, lookup = Channel.EMAIL, row.email_lookup
+        elif row.phone is not None:
+            channel, lookup = Channel.SMS, row.phone
+        else:
+            raise ValueError("a line without an id and without an address")
+        return f"{channel}-{self._sealer.address_hash(tenant, channel, lookup).hex()}"
+
+    async def _stage(
+        self,
+        connection: Connection,
+        tenant: str,
+        version_id: UUID,
+        chunk: int,
+        rows: Sequence[tuple[str, ListRow]],
+    ) -> None:
+        if not rows:
+            return
+        await write_recipients(
+            connection,
+            tenant,
+            [RecipientWrite(id, row.locale, row.zone) for id, row in rows],
+            revive=False,
+        )
+        await write_addresses(
+            connection,
+            self._sealer,
+            tenant,
+            [(id, address) for id, row in rows for address in _addresses(row)],
+            only_new=True,
+        )
+        await write_consents(
+            connection, tenant, [(id, consent) for id, row in rows for consent in _consents(row)]
+        )
+        await connection.execute(
+            SQL["stage"],
+            tenant,
+            version_id,
+            chunk,
+            [id for id, _ in rows],
+            or_none([row.variables or None for _, row in rows]),
+            timeout=BULK,
+        )
+
+
+def _addresses(row: ListRow) -> list[AddressWrite]:
+    # The person gave consent with this very address: that is what shows that it is theirs.
+    verified = row.consent is not None
+    found = []
+    if row.email is not None and row.email_lookup is not None:
+        found.append(AddressWrite(Channel.EMAIL, row.email, row.email_lookup, verified))
+    if row.phone is not None:
+        found.append(AddressWrite(Channel.SMS, row.phone, row.phone, verified))
+    return found
+
+
+def _consents(row: ListRow) -> list[Consent]:
+    given = row.consent
+    if given is None:
+        return []
+    return [
+        Consent(category, "*", True, given.at, given.source, given.wording)
+        for category in given.categories
+    ]
+
+
+def _chunk(row: Record, *, replayed: bool = False) -> ChunkRecord:
+    return ChunkRecord(
+        row["chunk"],
+        row["sha256"],
+        row["first_line"],
+        row["lines"],
+        row["accepted"],
+        tuple(row["errors"]),
+        replayed,
+    )

@@ -1,0 +1,55 @@
+-- fragment: columns
+tenant, id, mode, kind, idempotency_key, body_hmac, message_class, category, recipient_id, correlation_id, parent_id,
+       workflow_input, content, accepted_at, due_at, expires_at, started_at, closed_at, outcome
+
+-- name: insert
+INSERT INTO accepted (tenant, id, mode, kind, idempotency_key, body_hmac, message_class, category, recipient_id, correlation_id,
+                      parent_id, workflow_input, content, accepted_at, due_at, expires_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+ON CONFLICT (tenant, id) DO NOTHING
+RETURNING true
+
+-- name: get
+SELECT
+-- include: columns
+  FROM accepted WHERE tenant = $1 AND id = $2
+
+-- name: mark_started
+UPDATE accepted SET started_at = now() WHERE tenant = $1 AND id = $2 AND started_at IS NULL
+
+-- name: close
+-- The first outcome stays; but what turns out to have been sent was sent.
+UPDATE accepted SET closed_at = coalesce(closed_at, now()), outcome = $3::jsonb
+ WHERE tenant = $1 AND id = $2
+   AND (closed_at IS NULL OR ($3::jsonb ->> 'kind' = 'accepted' AND outcome ->> 'kind' IS DISTINCT FROM 'accepted'))
+
+-- name: set_due
+UPDATE accepted SET due_at = $3 WHERE tenant = $1 AND id = $2 AND closed_at IS NULL
+
+-- name: by_recipient
+SELECT
+-- include: columns
+  FROM accepted
+ WHERE tenant = $1 AND recipient_id = $2 AND ($4::timestamptz IS NULL OR accepted_at < $4)
+ ORDER BY accepted_at DESC LIMIT $3
+
+-- name: by_correlation
+SELECT
+-- include: columns
+  FROM accepted WHERE tenant = $1 AND correlation_id = $2 ORDER BY accepted_at, id
+
+-- name: unstarted
+SELECT
+-- include: columns
+  FROM accepted
+ WHERE started_at IS NULL AND closed_at IS NULL AND accepted_at < now() - $1::interval
+ ORDER BY accepted_at LIMIT $2
+
+-- name: open_rows
+SELECT
+-- include: columns
+  FROM accepted WHERE closed_at IS NULL AND (tenant, id) > ($1, $2) ORDER BY tenant, id LIMIT $3
+
+-- name: purge
+DELETE FROM accepted WHERE (tenant, id) IN (
+    SELECT tenant, id FROM accepted WHERE closed_at < $1 ORDER BY closed_at LIMIT $2 FOR UPDATE SKIP LOCKED)

@@ -1,0 +1,253 @@
+-- fragment: columns
+c.tenant, c.campaign_id, c.mode, c.name, c.category, c.template_id, c.template_version, c.list_id, c.version_id, c.spec, c.variables,
+       c.phase, c.reason, c.size, c.shards, c.page_size, c.frozen_at, c.expires_at, c.created_at, c.closed_at, c.last_send_at
+
+-- name: insert
+WITH new AS (
+    INSERT INTO campaigns (tenant, campaign_id, mode, name, category, template_id, template_version, list_id, spec, variables, phase, reason,
+                           expires_at, created_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+    ON CONFLICT DO NOTHING
+    RETURNING tenant, campaign_id
+)
+INSERT INTO campaign_control (tenant, campaign_id, version, state, rate_per_second, at)
+SELECT tenant, campaign_id, 0, 'running', $15, clock_timestamp() FROM new
+
+-- name: get
+SELECT
+-- include: columns
+  FROM campaigns c WHERE c.tenant = $1 AND c.campaign_id = $2
+
+-- name: recent
+SELECT
+-- include: columns
+  FROM campaigns c WHERE c.tenant = $1 ORDER BY c.created_at DESC, c.campaign_id LIMIT $2
+
+-- name: open_campaigns
+SELECT
+-- include: columns
+  FROM campaigns c WHERE c.closed_at IS NULL AND (c.tenant, c.campaign_id) > ($1, $2) ORDER BY c.tenant, c.campaign_id LIMIT $3
+
+-- name: lock
+SELECT
+-- include: columns
+  FROM campaigns c WHERE c.tenant = $1 AND c.campaign_id = $2 FOR UPDATE
+
+-- name: audience
+SELECT l.current_version, v.size, v.shards, v.page_size,
+       n.state AS newest_state, n.reason AS newest_reason
+  FROM lists l
+  LEFT JOIN list_versions v ON v.tenant = l.tenant AND v.version_id = l.current_version AND v.state = 'ready'
+  LEFT JOIN LATERAL (SELECT state, reason FROM list_versions n WHERE n.tenant = l.tenant AND n.list_id = l.list_id
+                      ORDER BY created_at DESC LIMIT 1) n ON true
+ WHERE l.tenant = $1 AND l.list_id = $2
+   -- Nobody withdraws the version while it is being pinned.
+   FOR SHARE OF l
+
+-- name: pin
+UPDATE campaigns c
+   SET version_id = $3, size = $4, shards = $5, page_size = $6, frozen_at = $7,
+       expires_at = coalesce(c.expires_at, $7::timestamptz + (SELECT g.ttl_seconds * interval '1 second' FROM categories g WHERE g.tenant = $1 AND g.category = c.category))
+ WHERE c.tenant = $1 AND c.campaign_id = $2 AND c.version_id IS NULL
+RETURNING
+-- include: columns
+
+-- name: frozen
+SELECT g.message_class, g.ladder, (SELECT count(*) FROM list_pages p WHERE p.tenant = $1 AND p.version_id = $3) AS pages
+  FROM categories g WHERE g.tenant = $1 AND g.category = $2
+
+-- name: set_phase
+UPDATE campaigns
+   SET phase = $3, reason = $4,
+       closed_at = CASE WHEN $3 IN ('completed', 'cancelled', 'failed') THEN coalesce(closed_at, now()) END
+ WHERE tenant = $1 AND campaign_id = $2
+
+-- name: sent_now
+UPDATE campaigns SET last_send_at = now() WHERE tenant = $1 AND campaign_id = $2
+
+-- name: list_failure
+-- A pinned list that failed later stops its campaign (CAMP-2).
+SELECT v.reason FROM campaigns c
+  JOIN list_versions v ON v.tenant = c.tenant AND v.version_id = c.version_id
+ WHERE c.tenant = $1 AND c.campaign_id = $2 AND v.state = 'failed'
+
+-- name: control
+SELECT version, state, rate_per_second, reason, by FROM campaign_control WHERE tenant = $1 AND campaign_id = $2
+
+-- name: set_control
+-- One statement, so versions never repeat; cancelled is the end.
+UPDATE campaign_control
+   SET version = version + 1, state = coalesce($3, state), rate_per_second = coalesce($4, rate_per_second), reason = $5, by = $6,
+       at = clock_timestamp()
+ WHERE tenant = $1 AND campaign_id = $2 AND state <> 'cancelled'
+RETURNING version, state, rate_per_second, reason, by
+
+-- name: controls_since
+SELECT tenant, campaign_id, version, state, rate_per_second, reason, by FROM campaign_control WHERE at >= $1
+
+-- name: take_epoch
+INSERT INTO cursors AS k (tenant, campaign_id, shard, stage, epoch) VALUES ($1, $2, $3, $4, 1)
+ON CONFLICT (tenant, campaign_id, shard, stage) DO UPDATE SET epoch = k.epoch + 1, updated_at = now()
+RETURNING epoch
+
+-- name: cursor
+SELECT page, closed FROM cursors WHERE tenant = $1 AND campaign_id = $2 AND shard = $3 AND stage = $4
+
+-- name: advance
+UPDATE cursors SET page = greatest(page, $6), closed = closed OR $7, updated_at = now()
+ WHERE tenant = $1 AND campaign_id = $2 AND shard = $3 AND stage = $4 AND epoch = $5
+
+-- name: pages
+SELECT page, size FROM list_pages WHERE tenant = $1 AND version_id = $2 AND shard = $3 ORDER BY page
+
+-- fragment: send
+-- What a send needs of decision `d`, as things are now: this is the last look. $1 tenant, $2 category, $3 channel.
+d.recipient_id, l.variables, r.locale, r.zone, d.attempt, d.send_no, d.not_before, d.not_after,
+       a.address_hash, a.sealed, a.verified_at IS NOT NULL AS verified, a.dead_reason,
+       (SELECT s.reason FROM suppressions s WHERE s.tenant = $1 AND s.channel = $3 AND s.address_hash = a.address_hash) AS suppressed,
+       EXISTS (SELECT FROM preferences p
+                WHERE p.tenant = $1 AND p.recipient_id = d.recipient_id AND p.opted_out AND p.channel IN ($3, '*')
+                  AND (p.category = $2 OR (p.category = '*' AND (SELECT marketing FROM asked)))) AS opted_out,
+       r.recipient_id IS NULL OR r.erased_at IS NOT NULL AS erased
+
+-- fragment: send_joins
+  LEFT JOIN list_rows l ON l.tenant = $1 AND l.version_id = $4 AND l.shard = d.shard AND l.page = d.page AND l.recipient_id = d.recipient_id
+  LEFT JOIN recipients r ON r.tenant = $1 AND r.recipient_id = d.recipient_id
+  LEFT JOIN addresses a ON a.tenant = $1 AND a.recipient_id = d.recipient_id AND a.channel = $3
+
+-- fragment: asked
+WITH asked AS MATERIALIZED (
+    SELECT EXISTS (SELECT FROM categories WHERE tenant = $1 AND category = $2 AND message_class = 'marketing') AS marketing
+)
+
+-- name: page_sends
+-- include: asked
+SELECT
+-- include: send
+  FROM decisions d
+-- include: send_joins
+ WHERE d.tenant = $1 AND d.frozen_at = $5 AND d.campaign_id = $6 AND d.shard = $7 AND d.page = $8
+   AND d.channel = $3 AND d.state = 0 AND d.due_at IS NULL
+ ORDER BY d.recipient_id
+
+-- name: due_sends
+-- Bucket by bucket, inside one in (shard, page) order: as the index has them.
+-- include: asked
+SELECT d.shard, d.page, d.state,
+-- include: send
+  FROM (SELECT * FROM decisions d
+         WHERE d.tenant = $1 AND d.campaign_id = $6 AND d.frozen_at = $5 AND d.channel = $3 AND d.due_at <= $7 AND d.due_at IS NOT NULL
+           AND d.state IN (0, 1)
+         ORDER BY d.due_at, d.shard, d.page, d.recipient_id LIMIT $8) d
+-- include: send_joins
+ ORDER BY d.shard, d.page, d.recipient_id
+
+-- name: undefer
+UPDATE decisions d SET state = 0, changed_at = now()
+  FROM unnest($4::int[], $5::int[], $6::text[]) AS u (shard, page, recipient_id)
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = u.shard AND d.page = u.page AND d.recipient_id = u.recipient_id
+   AND d.state = 1
+
+-- name: due
+SELECT min(due_at) AS earliest, count(*) AS waiting FROM decisions
+ WHERE tenant = $1 AND campaign_id = $2 AND due_at IS NOT NULL AND state IN (0, 1)
+   AND frozen_at = (SELECT frozen_at FROM campaigns WHERE tenant = $1 AND campaign_id = $2)
+
+-- name: due_by_channel
+SELECT channel, min(due_at) AS earliest, count(*) AS waiting FROM decisions
+ WHERE tenant = $1 AND campaign_id = $2 AND due_at IS NOT NULL AND state IN (0, 1)
+   AND frozen_at = (SELECT frozen_at FROM campaigns WHERE tenant = $1 AND campaign_id = $2) GROUP BY channel
+
+-- name: summarise
+SELECT summarise_pages($1, $2, $3, $4::int[], $5::int[])
+
+-- name: counts
+-- A page without a summary has not been worked: it is pending, whole.
+SELECT c.size, coalesce(sum(s.size), 0)::int AS summed,
+       ARRAY[coalesce(sum(s.counts[1]), 0), coalesce(sum(s.counts[2]), 0), coalesce(sum(s.counts[3]), 0), coalesce(sum(s.counts[4]), 0),
+             coalesce(sum(s.counts[5]), 0), coalesce(sum(s.counts[6]), 0), coalesce(sum(s.counts[7]), 0), coalesce(sum(s.counts[8]), 0),
+             coalesce(sum(s.counts[9]), 0), coalesce(sum(s.counts[10]), 0)]::int[] AS counts
+  FROM campaigns c LEFT JOIN page_summaries s ON s.tenant = c.tenant AND s.campaign_id = c.campaign_id
+ WHERE c.tenant = $1 AND c.campaign_id = $2
+ GROUP BY c.size
+
+-- name: reasons
+SELECT coalesce(reason, '') AS reason, count(*)::int AS n FROM decisions
+ WHERE tenant = $1 AND frozen_at = $2 AND campaign_id = $3 AND state NOT IN (0, 1, 2)
+ GROUP BY 1 ORDER BY 2 DESC, 1
+
+-- name: group
+SELECT d.tenant, d.frozen_at, d.campaign_id, d.shard, d.page, d.recipient_id, d.state, d.channel, d.rung, d.send_no, d.attempt, d.reason,
+       d.not_before, d.not_after, d.due_at
+  FROM decisions d
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.state = $4 AND ($5::text IS NULL OR d.reason = $5)
+   AND (d.shard, d.page, d.recipient_id) > ($6, $7, $8)
+ ORDER BY d.shard, d.page, d.recipient_id LIMIT $9
+
+-- name: pending_group
+-- Members that have no decision yet are pending all the same.
+SELECT l.tenant, $2::timestamptz AS frozen_at, $3::uuid AS campaign_id, l.shard, l.page, l.recipient_id, 0 AS state, d.channel,
+       coalesce(d.rung, 0) AS rung, coalesce(d.send_no, 1) AS send_no, coalesce(d.attempt, 0) AS attempt, d.reason,
+       d.not_before, d.not_after, d.due_at
+  FROM list_rows l
+  LEFT JOIN decisions d ON d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = l.shard AND d.page = l.page
+   AND d.recipient_id = l.recipient_id
+ WHERE l.tenant = $1 AND l.version_id = $4 AND (d.recipient_id IS NULL OR d.state = 0)
+   AND (l.shard, l.page, l.recipient_id) > ($5, $6, $7)
+ ORDER BY l.shard, l.page, l.recipient_id LIMIT $8
+
+-- name: place_of
+SELECT shard, page FROM list_rows WHERE tenant = $1 AND recipient_id = $2 AND version_id = $3
+
+-- name: open_sends
+-- Pending rows of some shards that a claim may exist for: behind the channel's cursor, or with a bucket that has come.
+SELECT d.shard, d.page, d.channel, d.recipient_id, d.send_no, d.attempt, d.due_at,
+       coalesce(k.closed OR d.page < k.page, false) AS behind
+  FROM decisions d
+  LEFT JOIN cursors k ON k.tenant = $1 AND k.campaign_id = $3 AND k.shard = d.shard AND k.stage = d.channel
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard >= $4 AND d.shard < $5
+   AND d.state = 0 AND d.channel IS NOT NULL AND (d.due_at IS NULL OR d.due_at <= now())
+ ORDER BY d.shard, d.page, d.channel, d.recipient_id
+
+-- name: bucket
+UPDATE decisions d SET due_at = $4, attempt = greatest(d.attempt, u.attempt), changed_at = now()
+  FROM unnest($5::int[], $6::int[], $7::text[], $8::smallint[]) AS u (shard, page, recipient_id, attempt)
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = u.shard AND d.page = u.page AND d.recipient_id = u.recipient_id
+   AND d.state = 0 AND d.due_at IS NULL
+
+-- name: cancel_rows
+-- With or without a decision. $8: those that may be with a provider at this moment.
+INSERT INTO decisions AS d (tenant, frozen_at, campaign_id, shard, page, recipient_id, state, reason)
+SELECT $1, $2::timestamptz, $3, l.shard, l.page, l.recipient_id, 8, $5
+  FROM list_rows l
+ WHERE l.tenant = $1 AND l.version_id = $4 AND l.shard = $6 AND l.page = ANY ($7::int[]) AND l.recipient_id <> ALL ($8::text[])
+ ORDER BY l.shard, l.page, l.recipient_id
+ON CONFLICT (tenant, frozen_at, campaign_id, shard, page, recipient_id) DO UPDATE
+   SET state = 8, reason = excluded.reason, due_at = NULL, changed_at = now()
+ WHERE d.state IN (0, 1)
+
+-- name: give_back_caps
+-- Of everybody of these pages who is not sent to.
+DELETE FROM cap_uses u USING decisions d
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = ANY ($5::int[]) AND d.state = 8
+   AND u.tenant = $1 AND u.recipient_id = d.recipient_id AND u.decision_id = $3
+
+-- name: shard_pages
+SELECT shard, array_agg(page ORDER BY page) AS pages FROM list_pages
+ WHERE tenant = $1 AND version_id = $2 AND ($3::int IS NULL OR shard = $3) GROUP BY shard ORDER BY shard
+
+-- name: pending_of_pages
+SELECT d.page, d.channel, d.recipient_id, d.send_no, d.attempt FROM decisions d
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = ANY ($5::int[]) AND d.state = 0
+   AND d.channel IS NOT NULL
+ ORDER BY d.page, d.channel, d.recipient_id
+
+-- name: replay
+-- A rejected one is asked again as a new send: its old claim is final.
+UPDATE decisions d
+   SET state = 0, due_at = $5, reason = 'replay', changed_at = now(),
+       send_no = CASE WHEN d.state = 3 THEN d.send_no + 1 ELSE d.send_no END,
+       attempt = CASE WHEN d.state = 3 THEN 0 ELSE d.attempt END
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.state = ANY ($4::smallint[]) AND d.shard >= $6 AND d.shard < $7
+   AND d.channel IS NOT NULL
+RETURNING d.shard, d.page, d.recipient_id

@@ -1,0 +1,88 @@
+-- fragment: columns
+d.tenant, d.frozen_at, d.campaign_id, d.shard, d.page, d.recipient_id, d.state, d.channel, d.rung, d.send_no, d.attempt, d.reason,
+       d.not_before, d.not_after, d.due_at
+
+-- name: insert
+INSERT INTO decisions (tenant, frozen_at, campaign_id, shard, page, recipient_id, state, channel, rung, send_no, attempt, reason,
+                       not_before, not_after, due_at)
+SELECT $1, $2::timestamptz, $3, $4, $5, n.recipient_id, n.state, n.channel, coalesce(n.rung, 0), coalesce(n.send_no, 1),
+       coalesce(n.attempt, 0), n.reason, n.not_before, n.not_after, n.due_at
+  FROM unnest($6::text[], $7::smallint[], $8::text[], $9::smallint[], $10::smallint[], $11::smallint[], $12::text[],
+              $13::timestamptz[], $14::timestamptz[], $15::timestamptz[])
+    AS n (recipient_id, state, channel, rung, send_no, attempt, reason, not_before, not_after, due_at)
+ON CONFLICT DO NOTHING
+RETURNING recipient_id
+
+-- name: of_page
+SELECT
+-- include: columns
+  FROM unnest($6::text[]) AS n (recipient_id)
+  JOIN decisions d ON d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = $5
+   AND d.recipient_id = n.recipient_id
+
+-- name: read
+SELECT
+-- include: columns
+  FROM decisions d
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = $5 AND d.recipient_id = $6
+
+-- name: by_recipient
+SELECT
+-- include: columns
+  FROM decisions d WHERE d.tenant = $1 AND d.recipient_id = $2 ORDER BY d.frozen_at DESC LIMIT $3
+
+-- fragment: moved
+UPDATE decisions d
+   SET state = m.new_state, reason = coalesce(m.reason, d.reason), channel = coalesce(m.channel, d.channel), rung = coalesce(m.rung, d.rung),
+       send_no = coalesce(m.send_no, d.send_no), attempt = coalesce(m.attempt, d.attempt), not_before = coalesce(m.not_before, d.not_before),
+       not_after = coalesce(m.not_after, d.not_after), due_at = m.due_at, changed_at = now()
+  FROM unnest($6::text[], $7::int[], $8::smallint[], $9::text[], $10::text[], $11::smallint[], $12::smallint[], $13::smallint[],
+              $14::timestamptz[], $15::timestamptz[], $16::timestamptz[])
+    AS m (recipient_id, expect, new_state, reason, channel, rung, send_no, attempt, not_before, not_after, due_at)
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = $5
+   AND d.recipient_id = m.recipient_id AND (m.expect >> d.state) & 1 = 1
+
+-- name: move
+-- include: moved
+
+-- name: move_and_give_back
+-- Whoever is not sent to has not used up a cap.
+WITH moved AS (
+-- include: moved
+ RETURNING d.recipient_id, d.state
+), given_back AS (
+    DELETE FROM cap_uses u USING moved m
+     WHERE u.tenant = $1 AND u.recipient_id = m.recipient_id AND u.decision_id = $3 AND m.state = ANY ($17::smallint[])
+)
+SELECT count(*) FROM moved
+
+-- name: lock_people
+-- In one order, so that two pages with people in common cannot wait for each other.
+SELECT recipient_id FROM recipients WHERE tenant = $1 AND recipient_id = ANY ($2::text[]) ORDER BY recipient_id FOR NO KEY UPDATE
+
+-- name: full_caps
+-- Uses by this very decision do not count against it: a repeat changes nothing.
+SELECT w.n
+  FROM unnest($3::int[], $4::text[], $5::text[], $6::date[], $7::int[], $8::int[]) AS w (n, recipient_id, scope, local_day, limit_day, limit_week)
+ CROSS JOIN LATERAL (
+       SELECT count(*) FILTER (WHERE u.local_day = w.local_day) AS today, count(*) AS week
+         FROM cap_uses u
+        WHERE u.tenant = $1 AND u.recipient_id = w.recipient_id AND u.scope = w.scope AND u.decision_id <> $2
+          AND u.local_day >= date_trunc('week', w.local_day)::date AND u.local_day < date_trunc('week', w.local_day)::date + 7) used
+ WHERE used.today >= w.limit_day OR used.week >= w.limit_week
+
+-- name: use_caps
+INSERT INTO cap_uses (tenant, recipient_id, scope, local_day, decision_id)
+SELECT $1, w.recipient_id, w.scope, w.local_day, $2 FROM unnest($3::text[], $4::text[], $5::date[]) AS w (recipient_id, scope, local_day)
+ON CONFLICT DO NOTHING
+
+-- name: insert_deliveries
+INSERT INTO deliveries (tenant, frozen_at, campaign_id, recipient_id, channel, send_no, device, address_hash, payload)
+SELECT w.tenant, w.frozen_at, w.campaign_id, w.recipient_id, w.channel, w.send_no, w.device, w.address_hash, w.payload
+  FROM unnest($1::text[], $2::timestamptz[], $3::uuid[], $4::text[], $5::text[], $6::smallint[], $7::text[], $8::bytea[], $9::bytea[])
+    AS w (tenant, frozen_at, campaign_id, recipient_id, channel, send_no, device, address_hash, payload)
+ON CONFLICT DO NOTHING
+
+-- name: delivery
+SELECT address_hash, payload FROM deliveries
+ WHERE tenant = $1 AND frozen_at = $2 AND campaign_id = $3 AND recipient_id = $4 AND channel = $5 AND send_no = $6 AND device = $7

@@ -1,0 +1,83 @@
+-- fragment: fence
+-- The row lock makes a taker of the next epoch wait for us, and us for it: nobody wins anything under an epoch that is over.
+WITH fence AS (
+    SELECT epoch FROM cursors
+     WHERE tenant = $1 AND campaign_id = $3 AND shard = $4 AND stage = $6 AND $7::bigint IS NOT NULL
+       FOR SHARE
+)
+INSERT INTO claims AS c (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device,
+                         state, attempt, owner, lease_until, claimed_at)
+SELECT $1, $2::timestamptz, $3, $4, $5, $6, w.recipient_id, w.send_no, w.device, 0, w.attempt, $8, now() + $9::interval, now()
+  FROM unnest($10::text[], $11::smallint[], $12::text[], $13::smallint[]) AS w (recipient_id, send_no, device, attempt)
+ WHERE $7::bigint IS NULL OR (SELECT epoch FROM fence) = $7
+
+-- name: claim_new
+-- What has a claim already is left alone, unlocked.
+-- include: fence
+ON CONFLICT DO NOTHING
+RETURNING recipient_id, send_no, device, attempt, lease_until
+
+-- name: claim_again
+-- In the same statement that finds it: the attempt after failed(n) ($14) or unknown(n) ($15), and our own claim whose reply
+-- was lost, with a new lease.
+-- include: fence
+ON CONFLICT (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device) DO UPDATE
+   SET state = 0, attempt = excluded.attempt, owner = excluded.owner, lease_until = excluded.lease_until,
+       claimed_at = excluded.claimed_at, provider = NULL, provider_message_id = NULL, code = NULL, recorded_at = NULL
+ WHERE (c.state = 0 AND c.owner = excluded.owner AND c.attempt = excluded.attempt)
+    OR (c.attempt = excluded.attempt - 1 AND ((c.state = 1 AND $14::boolean) OR (c.state = 2 AND $15::boolean)))
+RETURNING recipient_id, send_no, device, attempt, lease_until
+
+-- name: epoch
+SELECT epoch FROM cursors WHERE tenant = $1 AND campaign_id = $2 AND shard = $3 AND stage = $4
+
+-- fragment: columns
+c.recipient_id, c.send_no, c.device, c.state, c.attempt, c.owner, c.lease_until, c.lease_until <= now() AS lease_over,
+       c.provider, c.provider_message_id, c.code, c.recorded_at, c.delivered_at, c.opened_at, c.bounced_at
+
+-- name: read
+SELECT
+-- include: columns
+  FROM unnest($7::text[], $8::smallint[], $9::text[]) AS w (recipient_id, send_no, device)
+  JOIN claims c ON c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3 AND c.shard = $4 AND c.page = $5 AND c.channel = $6
+   AND c.recipient_id = w.recipient_id AND c.send_no = w.send_no AND c.device = w.device
+
+-- name: record
+-- domain.outcomes.merge: sent wins over everything; otherwise the owner's own attempt, and the higher rank. An upsert always
+-- finds its row by the unique index, whatever the statistics say.
+INSERT INTO claims AS c (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device,
+                         state, attempt, owner, provider, provider_message_id, code, lease_until, claimed_at, recorded_at)
+SELECT $1, $2::timestamptz, $3, $4, $5, $6, r.recipient_id, coalesce(r.send_no, 1), coalesce(r.device, ''), r.state, r.attempt, r.owner,
+       r.provider, r.provider_message_id, r.code, now(), now(), now()
+  FROM unnest($7::text[], $8::smallint[], $9::text[], $10::smallint[], $11::smallint[], $12::uuid[], $13::text[], $14::text[], $15::text[])
+    AS r (recipient_id, send_no, device, state, attempt, owner, provider, provider_message_id, code)
+ON CONFLICT (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device) DO UPDATE
+   SET state = excluded.state, attempt = greatest(c.attempt, excluded.attempt), provider = excluded.provider,
+       provider_message_id = excluded.provider_message_id, code = excluded.code, recorded_at = excluded.recorded_at
+ WHERE c.state <> 4
+   AND (excluded.state = 4
+        OR (excluded.attempt = c.attempt AND excluded.owner = c.owner AND excluded.state > c.state))
+
+-- name: settle
+-- Judged by this server's clock, never by a worker's.
+UPDATE claims SET state = 2, code = 'lease_over', recorded_at = now()
+ WHERE tenant = $1 AND frozen_at = $2 AND campaign_id = $3 AND shard = $4 AND page = $5 AND channel = $6
+   AND state = 0 AND lease_until <= now()
+
+-- name: of_campaign
+SELECT c.shard, c.page, c.channel,
+-- include: columns
+  FROM claims c
+ WHERE c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3
+ ORDER BY c.shard, c.page, c.channel, c.recipient_id, c.send_no, c.device
+
+-- name: suppress
+INSERT INTO suppressions AS s (tenant, channel, address_hash, reason, source) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (tenant, channel, address_hash) DO UPDATE SET reason = excluded.reason, source = excluded.source, at = now()
+ WHERE excluded.reason IN ('complaint', 'stop') AND s.reason NOT IN ('complaint', 'stop')
+
+-- name: unsuppress
+DELETE FROM suppressions WHERE tenant = $1 AND channel = $2 AND address_hash = $3
+
+-- name: suppression
+SELECT address_hash, reason FROM suppressions WHERE tenant = $1 AND channel = $2 AND address_hash = ANY ($3::bytea[])
