@@ -137,7 +137,6 @@ class ControlWatch:
                     self._hear(key, control)
             await asyncio.sleep(self._every)
 
-
     async def _look_in(self, mirror: ControlMirror) -> None:
         try:
             async with asyncio.timeout(self._every):

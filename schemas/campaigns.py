@@ -85,6 +85,8 @@ class FreezeResult(Wire):
     closed: CampaignPhase | None = None
     control: "Control | None" = None
     send_at: datetime | None = None
+    rate_per_second: float | None = None
+    """What the spec or its deadline asks for, if anything."""
 
 
 class ShardRef(Wire):

@@ -1,0 +1,210 @@
+"""What a stretch stands on: the campaign, its category's policy and its compiled templates, read once a stretch."""
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from temporalio.exceptions import ApplicationError
+
+from activities.facts import address_states, policy_of, spread_of
+from activities.rendering import NoTemplate, Templates
+from schemas.campaigns import CampaignSpec
+from schemas.kinds import Channel, RecipientState
+from schemas.notifications import DecisionKey
+from sendloom.domain import gates, pacing
+from sendloom.domain.backoff import bucket_of
+from sendloom.domain.gates import Facts, Policy
+from sendloom.domain.quiet_hours import parse_window
+from sendloom.domain.reasons import Reason
+from sendloom.domain.rendering import CompiledTemplate
+from sendloom.domain.wall_time import planned
+from sendloom.domain.zones import zone_or_default
+from sendloom.ports import (
+    CampaignRow,
+    CampaignStore,
+    CapUse,
+    CatalogStore,
+    Category,
+    Decision,
+    Person,
+    TemplateParts,
+    Tenant,
+)
+
+SERVED = (Channel.EMAIL, Channel.SMS)
+"""Channels that campaigns can use."""
+
+
+@dataclass(slots=True)
+class Ground:
+    """One frozen campaign, as a stretch sees it."""
+
+    row: CampaignRow
+    spec: CampaignSpec
+    tenant: Tenant
+    category: Category
+    policy: Policy
+    """Its ladder has only the rungs that the template has content for."""
+    parts: list[TemplateParts]
+    templates: Templates
+    frozen_at: datetime
+    version_id: UUID
+    ends_at: datetime
+    """Expiry or deadline, whichever is first: after it nothing leaves."""
+    _by_locale: dict[tuple[Channel, str | None], CompiledTemplate] = field(default_factory=dict)
+
+    def template(self, channel: Channel, locale: str | None) -> CompiledTemplate:
+        """The nearest language there is.
+
+        Raises:
+            NoTemplate: nothing for this channel.
+        """
+        compiled = self._by_locale.get((channel, locale))
+        if compiled is None:
+            wanted = locale or self.tenant.default_locale
+            compiled = self.templates.compiled(self.parts, channel, wanted, self.row.tenant)
+            self._by_locale[channel, locale] = compiled
+        return compiled
+
+    def rate(self, asked: float | None) -> float | None:
+        """Recipients a second: what operations ask, else what the spec asks, else what the deadline needs."""
+        if asked is not None:
+            return asked
+        if self.spec.rate_per_second is not None:
+            return self.spec.rate_per_second
+        if self.spec.deadline is None:
+            return None
+        start = max(self.frozen_at, self.spec.send_at or self.frozen_at)
+        return pacing.deadline_rate(self.row.size or 0, start, self.spec.deadline)
+
+    def key(self, shard: int, page: int, recipient_id: str) -> DecisionKey:
+        # Validated when it was read; a page has hundreds.
+        return DecisionKey.model_construct(
+            tenant=self.row.tenant,
+            frozen_at=self.frozen_at,
+            campaign_id=self.row.campaign_id,
+            shard=shard,
+            page=page,
+            recipient_id=recipient_id,
+        )
+
+    def decide(
+        self, key: DecisionKey, person: Person, now: datetime, from_rung: int = 0
+    ) -> tuple[Decision, list[CapUse]]:
+        """What to do for one person, and the caps it uses up."""
+        if person.erased:
+            return Decision(key, RecipientState.ERASED, reason="erased"), []
+        if not person.exists:
+            return Decision(key, RecipientState.SUPPRESSED, reason=Reason.UNKNOWN_RECIPIENT), []
+        zone, guessed = zone_or_default(person.zone, self.tenant.default_zone)
+        not_before = None
+        if self.spec.local_time is not None:
+            moment = planned(self.spec.local_time, zone, now, self.spec.missed)
+            if moment.at is None:
+                return Decision(key, RecipientState.EXPIRED, reason=Reason.SCHEDULED), []
+            not_before = moment.at
+        verdict = gates.decide(
+            Facts(
+                now=now,
+                policy=self.policy,
+                not_after=self.ends_at,
+                zone=zone,
+                zone_known=not guessed,
+                addresses=address_states(person),
+                suppressed=person.suppressed,
+                opted_out=person.opted_out,
+                consented=person.consented,
+                cap_uses=person.cap_uses,
+                not_before=not_before,
+                spread=spread_of(key),
+            ),
+            from_rung,
+        )
+        match verdict:
+            case gates.Chosen():
+                chosen = Decision(
+                    key,
+                    RecipientState.PENDING,
+                    channel=verdict.channel,
+                    rung=verdict.rung,
+                    not_after=verdict.not_after,
+                )
+                caps = [
+                    CapUse(
+                        key.recipient_id,
+                        rule.scope,
+                        verdict.local_day,
+                        rule.limit_day,
+                        rule.limit_week,
+                    )
+                    for rule in verdict.caps
+                    if verdict.local_day is not None
+                ]
+                return chosen, caps
+            case gates.Deferred():
+                return Decision(
+                    key,
+                    RecipientState.DEFERRED,
+                    channel=verdict.channel,
+                    rung=verdict.rung,
+                    reason=verdict.reason,
+                    not_before=verdict.until,
+                    due_at=bucket_of(verdict.until),
+                ), []
+            case gates.Expired():
+                return Decision(key, RecipientState.EXPIRED, reason=verdict.reason), []
+            case gates.Suppressed() | gates.NoRung():
+                return Decision(key, RecipientState.SUPPRESSED, reason=verdict.reason), []
+
+
+class Grounds:
+    """Reads what stretches stand on."""
+
+    def __init__(
+        self, campaigns: CampaignStore, catalog: CatalogStore, templates: Templates
+    ) -> None:
+        self._campaigns = campaigns
+        self._catalog = catalog
+        self._templates = templates
+
+    async def of(self, tenant: str, campaign_id: UUID) -> Ground:
+        """
+        Raises:
+            ApplicationError: there is no such campaign, or it was never frozen; trying again changes nothing.
+        """
+        row = await self._campaigns.get(tenant, campaign_id)
+        if row is None or row.frozen_at is None or row.version_id is None:
+            raise ApplicationError("no frozen campaign", type="NoCampaign", non_retryable=True)
+        owner = await self._catalog.tenant(tenant)
+        category = await self._catalog.category(tenant, row.category)
+        if owner is None or category is None:
+            raise ApplicationError("no such tenant or category", type="NoCategory")
+        parts = await self._templates.parts(tenant, row.template_id, row.template_version)
+        spec = CampaignSpec.model_validate(dict(row.spec))
+        policy = policy_of(category, owner)
+        window = parse_window(spec.window) if spec.window else None
+        return Ground(
+            row=row,
+            spec=spec,
+            tenant=owner,
+            category=category,
+            policy=replace(policy, ladder=usable(category, parts), send_window=window),
+            parts=parts,
+            templates=self._templates,
+            frozen_at=row.frozen_at,
+            version_id=row.version_id,
+            ends_at=min(row.expires_at or _never(row), spec.deadline or _never(row)),
+        )
+
+
+def usable(category: Category, parts: list[TemplateParts]) -> tuple[Channel, ...]:
+    """The category's rungs that campaigns serve and the template has content for."""
+    written = {part.channel for part in parts}
+    return tuple(c for c in category.ladder if c in SERVED and c in written)
+
+
+def _never(row: CampaignRow) -> datetime:
+    return row.created_at + timedelta(days=365)
+
+
+__all__ = ["SERVED", "Ground", "Grounds", "NoTemplate", "usable"]

@@ -1,0 +1,445 @@
+"""A campaign's own steps: freeze, plan, settle, close, and what its control row says. Nothing here calls a provider."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from temporalio import activity
+
+from activities.campaign_ground import Ground, Grounds, usable
+from activities.heartbeats import heartbeating
+from activities.rendering import Templates
+from schemas.campaigns import (
+    CampaignProgress,
+    CampaignRef,
+    CloseResult,
+    Control,
+    ControlWish,
+    DueView,
+    FreezeResult,
+    PhaseChange,
+    Refused,
+    SettleResult,
+    Stretch,
+    StretchResult,
+)
+from schemas.kinds import CampaignPhase, ControlState, Kind, MessageClass, RecipientState
+from schemas.notifications import DecisionKey
+from sendloom.domain import progress
+from sendloom.domain.backoff import bucket_of
+from sendloom.domain.ids import dead_letter_id
+from sendloom.domain.rendering import RenderError
+from sendloom.errors import Fenced, Refusal, Transient
+from sendloom.platform.metrics import campaign as metrics
+from sendloom.ports import (
+    AcceptedStore,
+    CampaignRow,
+    CampaignStore,
+    CapUse,
+    CatalogStore,
+    DeadLetter,
+    DeadLetterStore,
+    Decision,
+    DecisionStore,
+    Ledger,
+    Member,
+)
+
+log = logging.getLogger(__name__)
+
+PLAN = "plan"
+"""The cursor's stage; sending has one per channel."""
+PAGES_A_CURSOR = 4
+"""A cursor behind by some pages costs a repeat that inserts nothing; a cursor a page costs a write a page."""
+PAGES_A_SUMMARY = 50
+LETTERS_AT_ONCE = 500
+CONTROL_EVERY = 1.0
+_FINAL = {CampaignPhase.COMPLETED, CampaignPhase.CANCELLED, CampaignPhase.FAILED}
+
+
+class CampaignActivities:
+    """On `flow-<class>`."""
+
+    def __init__(
+        self,
+        *,
+        campaigns: CampaignStore,
+        decisions: DecisionStore,
+        ledger: Ledger,
+        catalog: CatalogStore,
+        accepted: AcceptedStore,
+        dead_letters: DeadLetterStore,
+        templates: Templates,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._campaigns = campaigns
+        self._decisions = decisions
+        self._ledger = ledger
+        self._catalog = catalog
+        self._accepted = accepted
+        self._dead_letters = dead_letters
+        self._templates = templates
+        self._grounds = Grounds(campaigns, catalog, templates)
+        self._now = now
+        self._monotonic = monotonic
+
+    # --- launch -------------------------------------------------------------------------------------------------------
+
+    @activity.defn(name="campaign.freeze")
+    async def freeze(self, ref: CampaignRef) -> FreezeResult:
+        """Pins the audience, or says why the launch cannot be. Safe to repeat: what was pinned stays pinned."""
+        async with heartbeating():
+            row = await self._row(ref)
+            control = await self._campaigns.control(ref.tenant, ref.campaign_id)
+            if row.phase in _FINAL:
+                return FreezeResult(closed=row.phase, control=control)
+            try:
+                frozen = await self._freeze(row)
+            except Refusal as refusal:
+                refused = Refused(code=refusal.code, reason=refusal.detail)
+                await self._end(row, CampaignPhase.FAILED, refused.code, {"detail": refused.reason})
+                return FreezeResult(refused=refused, control=control)
+            ground = await self._grounds.of(ref.tenant, ref.campaign_id)
+            return FreezeResult(
+                frozen=frozen,
+                control=control,
+                send_at=ground.spec.send_at,
+                rate_per_second=ground.rate(None),
+            )
+
+    async def _freeze(self, row: CampaignRow) -> Any:
+        category = await self._catalog.category(row.tenant, row.category)
+        if category is None:
+            raise Refusal("unknown_category", "the category is not there", field="category")
+        if category.message_class is not MessageClass.MARKETING:
+            raise Refusal("marketing_only", "only marketing categories can be campaigns")
+        parts = await self._templates.parts(row.tenant, row.template_id, row.template_version)
+        if not parts:
+            raise Refusal("unknown_template", "the template version is not there")
+        channels = usable(category, parts)
+        if not channels:
+            raise Refusal("no_template", "the template has no content for the category's channels")
+        for part in parts:
+            self._templates.compiled(parts, part.channel, part.locale, row.tenant)
+        frozen = await self._campaigns.freeze(row.tenant, row.campaign_id, self._now())
+        return frozen.model_copy(
+            update={"channels": list(channels), "message_class": category.message_class}
+        )
+
+    @activity.defn(name="campaign.show_phase")
+    async def show_phase(self, change: PhaseChange) -> None:
+        ref = change.ref
+        await self._campaigns.set_phase(ref.tenant, ref.campaign_id, change.phase, change.reason)
+
+    @activity.defn(name="campaign.write_control")
+    async def write_control(self, wish: ControlWish) -> Control:
+        """For a signal that came past the API."""
+        ref = wish.ref
+        return await self._campaigns.set_control(
+            ref.tenant,
+            ref.campaign_id,
+            wish.state,
+            wish.rate_per_second,
+            wish.reason,
+            wish.by,
+        )
+
+    # --- plan ---------------------------------------------------------------------------------------------------------
+
+    @activity.defn(name="campaign.plan")
+    async def plan(self, s: Stretch) -> StretchResult:
+        """Decides for some thousands of people, page by page from the durable cursor. Returns counts."""
+        began = self._monotonic()
+        async with heartbeating():
+            try:
+                return await self._plan(s, began)
+            except Fenced:
+                log.info("planning was taken over by a newer attempt")
+                return StretchResult(done=False, fenced=True)
+            finally:
+                metrics.record_stretch(PLAN, "", self._monotonic() - began)
+
+    async def _plan(self, s: Stretch, began: float) -> StretchResult:
+        ref = s.ref
+        ground = await self._grounds.of(ref.tenant, ref.campaign_id)
+        epoch = await self._campaigns.take_epoch(ref.tenant, ref.campaign_id, ref.shard, PLAN)
+        page, closed = await self._campaigns.cursor(ref.tenant, ref.campaign_id, ref.shard, PLAN)
+        if closed:
+            return StretchResult(done=True, next_page=page)
+        pages = [
+            (number, size)
+            for number, size in await self._campaigns.pages(
+                ref.tenant, ground.version_id, ref.shard
+            )
+            if number >= page
+        ]
+        handled = 0
+        written: list[int] = []
+        control, looked_at = await self._control(ref), self._monotonic()
+        reading: asyncio.Task[list[Member]] | None = None
+        try:
+            for n, (number, size) in enumerate(pages):
+                if self._monotonic() - looked_at > CONTROL_EVERY:
+                    control, looked_at = await self._control(ref), self._monotonic()
+                if control.state is not ControlState.RUNNING:
+                    break
+                if handled and (
+                    handled + size > s.max_recipients
+                    or self._monotonic() - began > s.max_seconds
+                    or activity.is_worker_shutdown()
+                ):
+                    break
+                members = await (reading or self._read(ground, ref.shard, number))
+                reading = None
+                if n + 1 < len(pages):
+                    # The next page is read while this one is judged and written.
+                    reading = asyncio.create_task(self._read(ground, ref.shard, pages[n + 1][0]))
+                await self._plan_page(ground, ref.shard, number, members)
+                handled += size
+                page = number + 1
+                written.append(number)
+                if len(written) == PAGES_A_CURSOR:
+                    await self._advance(ground, ref.shard, epoch, written, page, closed=False)
+            closed = not pages or page > pages[-1][0]
+            if written or closed:
+                await self._advance(ground, ref.shard, epoch, written, page, closed=closed)
+        finally:
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+        return StretchResult(
+            done=closed,
+            handled=handled,
+            control=control.state,
+            control_version=control.version,
+            next_page=page,
+        )
+
+    async def _read(self, ground: Ground, shard: int, page: int) -> list[Member]:
+        row = ground.row
+        return await self._campaigns.members(
+            row.tenant, row.category, ground.version_id, shard, page, bool(ground.policy.caps)
+        )
+
+    async def _plan_page(
+        self, ground: Ground, shard: int, page: int, members: Sequence[Member]
+    ) -> None:
+        now = self._now()
+        decisions: list[Decision] = []
+        caps: list[CapUse] = []
+        for member in members:
+            key = ground.key(shard, page, member.recipient_id)
+            try:
+                decision, uses = ground.decide(key, member.person, now)
+            except Exception as e:
+                # One bad recipient must not hold up a page (CAMP-4).
+                log.warning("a recipient could not be planned", extra={"error": type(e).__name__})
+                code = e.code if isinstance(e, RenderError) else "plan_error"
+                decision, uses = Decision(key, RecipientState.FAILED, reason=code), []
+            decisions.append(decision)
+            caps += uses
+        stored = await self._insert(decisions, caps)
+        failed = [d for d in stored if d.state is RecipientState.FAILED and d.attempt == 0]
+        if failed:
+            await self._dead_letters.add(
+                [_letter(ground.row, d, "it could not be planned") for d in failed]
+            )
+        for state in {d.state for d in stored}:
+            metrics.record_planned(state, sum(1 for d in stored if d.state is state))
+
+    async def _insert(self, decisions: list[Decision], caps: list[CapUse]) -> list[Decision]:
+        """All at once; should the database refuse one of them as nonsense, everybody but that one."""
+        try:
+            return await self._decisions.insert(decisions, caps=caps)
+        except (Transient, asyncio.CancelledError):
+            raise
+        except Exception as e:
+            if len(decisions) == 1:
+                [only] = decisions
+                if only.state is RecipientState.FAILED:
+                    raise
+                log.warning(
+                    "a decision could not be written as it was", extra={"error": type(e).__name__}
+                )
+                return await self._decisions.insert(
+                    [Decision(only.key, RecipientState.FAILED, reason="plan_error")]
+                )
+            half = len(decisions) // 2
+            stored = []
+            for part in (decisions[:half], decisions[half:]):
+                people = {d.key.recipient_id for d in part}
+                stored += await self._insert(
+                    part, [use for use in caps if use.recipient_id in people]
+                )
+            return stored
+
+    async def _advance(
+        self,
+        ground: Ground,
+        shard: int,
+        epoch: int,
+        written: list[int],
+        page: int,
+        *,
+        closed: bool,
+    ) -> None:
+        row = ground.row
+        if written:
+            await self._campaigns.summarise(
+                row.tenant, ground.frozen_at, row.campaign_id, [(shard, n) for n in written]
+            )
+        await self._campaigns.advance(row.tenant, row.campaign_id, shard, PLAN, epoch, page, closed)
+        written.clear()
+
+    # --- while it runs ------------------------------------------------------------------------------------------------
+
+    @activity.defn(name="campaign.due")
+    async def due(self, ref: CampaignRef) -> DueView:
+        """What waits in buckets."""
+        return await self._campaigns.due(ref.tenant, ref.campaign_id)
+
+    @activity.defn(name="campaign.progress")
+    async def progress(self, ref: CampaignRef) -> CampaignProgress:
+        return await self._progress(await self._row(ref))
+
+    @activity.defn(name="campaign.settle")
+    async def settle(self, ref: CampaignRef) -> SettleResult:
+        """Names what ended leases came to, and puts who is missing into a bucket. Never sends."""
+        began = self._monotonic()
+        async with heartbeating():
+            row = await self._row(ref)
+            settled = await self._campaigns.settle(row, self._ledger, bucket_of(self._now()))
+            if settled.made_unknown:
+                await self._write_letters(row, RecipientState.UNKNOWN)
+        metrics.record_stretch("settle", "", self._monotonic() - began)
+        return settled
+
+    @activity.defn(name="campaign.cancel_rest")
+    async def cancel_rest(self, ref: CampaignRef) -> int:
+        """Everybody without a final state becomes `cancelled`, also who was never planned."""
+        async with heartbeating():
+            row = await self._row(ref)
+            control = await self._control(ref)
+            cancelled = 0
+            for shard in range(row.shards or 0):
+                cancelled += await self._campaigns.cancel_rest(
+                    row, shard, control.reason or "cancelled"
+                )
+            return cancelled
+
+    @activity.defn(name="campaign.close")
+    async def close(self, ref: CampaignRef) -> CloseResult:
+        """Recomputes every page; ends the campaign only when the sum is the frozen size and nobody is open."""
+        async with heartbeating():
+            row = await self._row(ref)
+            await self._summarise_all(row)
+            shown = await self._progress(row)
+            if row.phase in _FINAL:
+                return CloseResult(closed=row.phase, progress=shown)
+            if not progress.adds_up(shown.counts, shown.size) or progress.still_open(shown.counts):
+                log.info("a campaign cannot be closed yet")
+                return CloseResult(closed=None, progress=shown)
+            phase, reason = CampaignPhase.COMPLETED, ""
+            if shown.control is ControlState.CANCELLED:
+                phase = CampaignPhase.CANCELLED
+                reason = (await self._control(ref)).reason or "cancelled"
+            else:
+                reason = progress.nobody_sent(shown.counts, shown.reasons)
+            counts = {state.value: count for state, count in shown.counts.items() if count}
+            await self._end(row, phase, reason, {"counts": counts})
+            return CloseResult(
+                closed=phase,
+                progress=shown.model_copy(update={"phase": phase, "reason": reason}),
+            )
+
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    async def _row(self, ref: CampaignRef) -> CampaignRow:
+        row = await self._campaigns.get(ref.tenant, ref.campaign_id)
+        if row is None:
+            # The API inserts it before it starts the workflow; a replica may be behind.
+            raise Transient("the campaign's row is not there")
+        return row
+
+    async def _control(self, ref: Any) -> Control:
+        return await self._campaigns.control(ref.tenant, ref.campaign_id)
+
+    async def _progress(self, row: CampaignRow) -> CampaignProgress:
+        counts = await self._campaigns.counts(row.tenant, row.campaign_id)
+        reasons: dict[str, int] = {}
+        if row.frozen_at is not None:
+            reasons = await self._campaigns.reasons(row.tenant, row.frozen_at, row.campaign_id)
+        control = await self._campaigns.control(row.tenant, row.campaign_id)
+        return CampaignProgress(
+            campaign_id=row.campaign_id,
+            phase=row.phase,
+            reason=row.reason,
+            size=row.size or 0,
+            counts=counts,
+            reasons=reasons,
+            control=control.state,
+            rate_per_second=control.rate_per_second,
+            last_send_at=row.last_send_at,
+            updated_at=self._now(),
+        )
+
+    async def _summarise_all(self, row: CampaignRow) -> None:
+        if row.frozen_at is None or row.version_id is None:
+            return
+        for shard in range(row.shards or 0):
+            pages = await self._campaigns.pages(row.tenant, row.version_id, shard)
+            for n in range(0, len(pages), PAGES_A_SUMMARY):
+                batch = [(shard, number) for number, _ in pages[n : n + PAGES_A_SUMMARY]]
+                await self._campaigns.summarise(row.tenant, row.frozen_at, row.campaign_id, batch)
+
+    async def _write_letters(self, row: CampaignRow, state: RecipientState) -> None:
+        """A dead letter for everybody in a state, so that somebody can see and replay them."""
+        if row.frozen_at is None:
+            return
+        after: str | None = None
+        while True:
+            found = await self._campaigns.group(
+                row.tenant, row.frozen_at, row.campaign_id, state, None, LETTERS_AT_ONCE, after
+            )
+            if found:
+                await self._dead_letters.add(
+                    [_letter(row, d, "nobody knows whether it was taken") for d in found]
+                )
+            if len(found) < LETTERS_AT_ONCE:
+                return
+            after = found[-1].key.recipient_id
+
+    async def _end(
+        self, row: CampaignRow, phase: CampaignPhase, reason: str, more: dict[str, Any]
+    ) -> None:
+        await self._campaigns.set_phase(row.tenant, row.campaign_id, phase, reason)
+        await self._accepted.close(
+            row.tenant, row.campaign_id, {"kind": phase.value, "reason": reason, **more}
+        )
+
+
+def _letter(row: CampaignRow, decision: Decision, error: str) -> DeadLetter:
+    return letter(
+        row, decision.key, decision.channel, decision.state, decision.reason or "unknown", error
+    )
+
+
+def letter(
+    row: CampaignRow, key: DecisionKey, channel: Any, state: RecipientState, code: str, error: str
+) -> DeadLetter:
+    """What ended without success, for the list that operators work."""
+    return DeadLetter(
+        id=dead_letter_id(key),
+        kind=Kind.CAMPAIGN,
+        ref_id=row.campaign_id,
+        decision=key,
+        category=row.category,
+        channel=channel,
+        state=state,
+        code=code,
+        last_error=error,
+    )
