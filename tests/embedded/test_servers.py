@@ -1,8 +1,19 @@
 """The servers behind the test fixtures and `sendloom up` are real ones, configured as the product needs them."""
 
+import stat
+from dataclasses import replace
+from pathlib import Path
+
 import asyncpg
+import pytest
 import redis.asyncio
 from temporalio.client import Client
+
+from sendloom.embedded.parts import running
+from sendloom.embedded.ports import free_port
+from sendloom.embedded.postgres import EmbeddedPostgres
+from sendloom.embedded.valkey import EmbeddedValkey
+from sendloom.errors import ConfigurationError
 
 
 async def test_an_empty_database_accepts_sql_in_utf_8(empty_database: str) -> None:
@@ -30,3 +41,23 @@ async def test_temporal_has_the_namespace_and_the_search_attributes(
 ) -> None:
     counted = await temporal_client.count_workflows("SendloomTenant = 'nobody'")
     assert counted.count == 0
+
+
+def test_postgres_runs_below_a_directory_that_is_closed_to_others(tmp_path: Path) -> None:
+    """As root it runs as another user, who must be let through."""
+    closed = tmp_path / "closed"
+    closed.mkdir(0o700)
+    server = EmbeddedPostgres(
+        directory=closed / "postgres", port=free_port(), password="p", for_tests=True
+    )
+    with running(server.part(), tmp_path / "log"):
+        assert server.execute("SELECT 1", database="postgres") == "1"
+    assert not stat.S_IMODE(closed.stat().st_mode) & (stat.S_IROTH | stat.S_IWOTH)
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path, valkey_server: EmbeddedValkey) -> None:
+    second = EmbeddedValkey(directory=tmp_path / "valkey", port=valkey_server.port)
+    part = replace(second.part(), ready=lambda: False)  # the first one would answer in its place
+    with pytest.raises(ConfigurationError, match=r"(?s)valkey did not become ready.*in use"):
+        with running(part, tmp_path / "log"):
+            pass
