@@ -2,5 +2,5 @@
 
 from hypothesis import settings
 
-settings.register_profile("domain", deadline=None, max_examples=200)
+settings.register_profile("domain", deadline=None, max_examples=100)
 settings.load_profile("domain")
