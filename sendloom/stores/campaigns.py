@@ -23,6 +23,7 @@ from sendloom.domain.ids import dead_letter_id
 from sendloom.domain.outcomes import RECIPIENT_CODE, RECIPIENT_OF_CODE, Cause, decision_may
 from sendloom.errors import Fenced, Refusal
 from sendloom.ports import (
+    REPLAYED,
     Address,
     CampaignRow,
     ClaimRow,
@@ -449,7 +450,7 @@ class PostgresCampaigns(PostgresPeople):
         for first, last in _shard_ranges(campaign):
             async with self._transaction() as connection:
                 rows = await connection.fetch(
-                    SQL["replay"], *at, codes, bucket, first, last, timeout=BULK
+                    SQL["replay"], *at, codes, bucket, first, last, REPLAYED, timeout=BULK
                 )
                 if not rows:
                     continue
@@ -598,6 +599,7 @@ def _send(
     suppressed: str | None,
     opted_out: bool,
     erased: bool,
+    reason: str | None,
 ) -> PageSend:
     return PageSend(
         recipient_id,
@@ -612,6 +614,7 @@ def _send(
         suppressed,
         opted_out,
         erased,
+        reason,
     )
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 from schemas.kinds import Channel, RecipientState
 from schemas.notifications import DecisionKey, DeliveryKey
 from sendloom.domain.outcomes import RECIPIENT_CODE, RECIPIENT_OF_CODE, Cause, decision_may
+from sendloom.domain.reasons import Reason
 from sendloom.errors import StoreUnavailable
 from sendloom.ports import CapUse, Decision, DeliveryRow, Move, Sealer
 from sendloom.stores.pool import (
@@ -25,8 +26,6 @@ from sendloom.stores.pool import (
 from sendloom.stores.queries import load
 
 SQL = load("decisions.sql")
-
-FREQUENCY_CAP = "frequency_cap"
 
 _PAYLOAD = "delivery"
 _Page = tuple[str, datetime, UUID, int, int]
@@ -83,6 +82,17 @@ class PostgresDecisions(PostgresStore):
                 for page, batch in _by_page(moves):
                     matched += await _move(connection, page, batch)
         return matched
+
+    async def use_caps(
+        self, tenant: str, campaign_id: UUID, caps: Sequence[CapUse]
+    ) -> frozenset[str]:
+        if not caps:
+            return frozenset()
+        async with self._transaction() as connection:
+            full = await _lock_and_look(connection, tenant, campaign_id, caps)
+            uses = [use for use in caps if use.recipient_id not in full]
+            await _use(connection, tenant, campaign_id, uses)
+        return full
 
     async def delivery(self, key: DeliveryKey) -> DeliveryRow | None:
         row = await self._row(SQL["delivery"], *_delivery_key(key))
@@ -162,23 +172,9 @@ async def _insert_capped(
         (d.key.tenant, d.key.campaign_id) != (first.tenant, first.campaign_id) for d in decisions
     ):
         raise ValueError("caps are used up by one decision a recipient, of one campaign")
-    people = sorted({use.recipient_id for use in caps})
-    await connection.fetch(SQL["lock_people"], first.tenant, people, timeout=STATEMENT)
-    rows = await connection.fetch(
-        SQL["full_caps"],
-        first.tenant,
-        first.campaign_id,
-        list(range(len(caps))),
-        [use.recipient_id for use in caps],
-        [use.scope for use in caps],
-        [use.local_day for use in caps],
-        [use.limit_day for use in caps],
-        [use.limit_week for use in caps],
-        timeout=STATEMENT,
-    )
-    full = {caps[row[0]].recipient_id for row in rows}
+    full = await _lock_and_look(connection, first.tenant, first.campaign_id, caps)
     wanted = [
-        replace(d, state=RecipientState.SUPPRESSED, reason=FREQUENCY_CAP, due_at=None)
+        replace(d, state=RecipientState.SUPPRESSED, reason=Reason.FREQUENCY_CAP, due_at=None)
         if d.key.recipient_id in full and d.state is RecipientState.PENDING
         else d
         for d in decisions
@@ -191,17 +187,45 @@ async def _insert_capped(
         if before is after and after.state is RecipientState.PENDING
     }
     uses = [use for use in caps if use.recipient_id in new]
-    if uses:
-        await connection.execute(
-            SQL["use_caps"],
-            first.tenant,
-            first.campaign_id,
-            [use.recipient_id for use in uses],
-            [use.scope for use in uses],
-            [use.local_day for use in uses],
-            timeout=STATEMENT,
-        )
+    await _use(connection, first.tenant, first.campaign_id, uses)
     return stored
+
+
+async def _lock_and_look(
+    connection: Connection, tenant: str, campaign_id: UUID, caps: Sequence[CapUse]
+) -> frozenset[str]:
+    """For whom a cap is full. Nobody else uses up theirs before we commit."""
+    people = sorted({use.recipient_id for use in caps})
+    await connection.fetch(SQL["lock_people"], tenant, people, timeout=STATEMENT)
+    rows = await connection.fetch(
+        SQL["full_caps"],
+        tenant,
+        campaign_id,
+        list(range(len(caps))),
+        [use.recipient_id for use in caps],
+        [use.scope for use in caps],
+        [use.local_day for use in caps],
+        [use.limit_day for use in caps],
+        [use.limit_week for use in caps],
+        timeout=STATEMENT,
+    )
+    return frozenset(caps[row[0]].recipient_id for row in rows)
+
+
+async def _use(
+    connection: Connection, tenant: str, campaign_id: UUID, uses: Sequence[CapUse]
+) -> None:
+    if not uses:
+        return
+    await connection.execute(
+        SQL["use_caps"],
+        tenant,
+        campaign_id,
+        [use.recipient_id for use in uses],
+        [use.scope for use in uses],
+        [use.local_day for use in uses],
+        timeout=STATEMENT,
+    )
 
 
 async def _move(connection: Connection, page: _Page, moves: Sequence[Move]) -> int:

@@ -108,7 +108,7 @@ d.recipient_id, l.variables, r.locale, r.zone, d.attempt, d.send_no, d.not_befor
        EXISTS (SELECT FROM preferences p
                 WHERE p.tenant = $1 AND p.recipient_id = d.recipient_id AND p.opted_out AND p.channel IN ($3, '*')
                   AND (p.category = $2 OR (p.category = '*' AND (SELECT marketing FROM asked)))) AS opted_out,
-       r.recipient_id IS NULL OR r.erased_at IS NOT NULL AS erased
+       (r.recipient_id IS NULL OR r.erased_at IS NOT NULL) AS erased, d.reason
 
 -- fragment: send_joins
   LEFT JOIN list_rows l ON l.tenant = $1 AND l.version_id = $4 AND l.shard = d.shard AND l.page = d.page AND l.recipient_id = d.recipient_id
@@ -245,7 +245,7 @@ SELECT d.page, d.channel, d.recipient_id, d.send_no, d.attempt FROM decisions d
 -- name: replay
 -- A rejected one is asked again as a new send: its old claim is final.
 UPDATE decisions d
-   SET state = 0, due_at = $5, reason = 'replay', changed_at = now(),
+   SET state = 0, due_at = $5, reason = $8, changed_at = now(),
        send_no = CASE WHEN d.state = 3 THEN d.send_no + 1 ELSE d.send_no END,
        attempt = CASE WHEN d.state = 3 THEN 0 ELSE d.attempt END
  WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.state = ANY ($4::smallint[]) AND d.shard >= $6 AND d.shard < $7
