@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import pwd
 import signal
 import subprocess
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict
 
 from sendloom.errors import ConfigurationError
 
@@ -60,8 +61,7 @@ def launch(part: Part, log: Path, *, die_with_parent: bool = False) -> subproces
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            user=part.user,
-            extra_groups=[] if part.user is not None else None,
+            **run_as(part.user),
             cwd=part.cwd,
             env={**os.environ, **part.env},
             preexec_fn=partial(_LIBC.prctl, _PR_SET_PDEATHSIG, int(part.stop_signal))
@@ -73,6 +73,19 @@ def launch(part: Part, log: Path, *, die_with_parent: bool = False) -> subproces
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, process.pid, part.nice)
     return process
+
+
+class _As(TypedDict, total=False):
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+def run_as(user: int | None) -> _As:
+    """Arguments of `subprocess` that shed our own user and every group with it."""
+    if user is None:
+        return {}
+    return {"user": user, "group": pwd.getpwuid(user).pw_gid, "extra_groups": []}
 
 
 def stop(part: Part, process: subprocess.Popen[bytes]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sendloom.embedded import probes
 from sendloom.embedded.binaries import in_wheel
-from sendloom.embedded.parts import Part
+from sendloom.embedded.parts import Part, run_as
 from sendloom.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -185,8 +185,7 @@ class EmbeddedPostgres:
             capture_output=True,
             text=True,
             check=False,
-            user=owner,
-            extra_groups=[] if owner is not None else None,
+            **run_as(owner),
             cwd=self.directory,
         )
         if done.returncode:
