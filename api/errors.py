@@ -130,9 +130,6 @@ PROBLEMS: dict[str, ProblemKind] = {
     "marketing_only": ProblemKind(
         422, "Campaigns are marketing only", "Name a category of class marketing."
     ),
-    "marketing_refused": ProblemKind(
-        422, "Reminders are not marketing", "Name a transactional category, or use a campaign."
-    ),
     "bad_code": ProblemKind(
         422, "Code not acceptable", "Bring 6 to 32 ASCII letters or digits, or leave `code` out."
     ),
@@ -156,6 +153,8 @@ PROBLEMS: dict[str, ProblemKind] = {
         422, "Not a local time", "Write it without an offset, for example 2026-01-15T09:00."
     ),
     "bad_window": ProblemKind(422, "Not a window", "Give two different times of day."),
+    "due_past": ProblemKind(422, "That moment has passed", "Give a later moment."),
+    "unknown_passcode": ProblemKind(404, "Unknown passcode", "Make a new one."),
     "too_late": ProblemKind(
         409, "Too late", "It has left, or ended; GET it to see what became of it."
     ),
@@ -176,7 +175,6 @@ PROBLEMS: dict[str, ProblemKind] = {
         "Region not allowed",
         "Ask your operator to add the region to the tenant's `sms_regions`.",
     ),
-    "device_moved": ProblemKind(409, "Device conflict", "Send the request again."),
     # Templates
     "bad_template": ProblemKind(
         422, "Template not valid", "Only `{{name}}` is understood; correct the named part."
@@ -202,9 +200,8 @@ PROBLEMS: dict[str, ProblemKind] = {
     "bad_variables": ProblemKind(422, "Variables not valid", "`variables` is an object."),
     "bad_digits": ProblemKind(422, "Digits not valid", "Leave it out for six."),
     "bad_host": ProblemKind(422, "Not a host name", "Write example.com, without scheme or path."),
-    "template_published": ProblemKind(
-        409, "Version is published", "Published versions never change; create a new version."
-    ),
+    "class_is_fixed": ProblemKind(409, "A category's class is fixed", "Use another category name."),
+    "bad_policy": ProblemKind(422, "Policy not valid", "Leave `unknown_policy` out."),
     "bad_ladder": ProblemKind(422, "Ladder not valid", "Name each channel once."),
     "bad_cap": ProblemKind(
         422, "Cap not valid", "See `sendloom/domain/frequency.py`: {scope, per, limit}."
@@ -215,15 +212,18 @@ PROBLEMS: dict[str, ProblemKind] = {
     ),
     "list_failed": ProblemKind(409, "List failed", "Upload a new version."),
     "list_empty": ProblemKind(409, "List empty", "Upload at least one good line."),
-    "list_closed": ProblemKind(
+    "version_closed": ProblemKind(
         409,
-        "Version is closed",
-        "A version takes chunks only while `uploading`; make a new version.",
+        "List version is closed",
+        "It takes chunks only while `uploading`; start a new version.",
     ),
-    "chunk_changed": ProblemKind(
+    "chunk_conflict": ProblemKind(
         409,
-        "Chunk differs",
-        "This chunk number holds other bytes; repeat the same bytes or use another number.",
+        "Chunk number used for other bytes",
+        "Number chunks by their place in the file, and repeat one byte for byte.",
+    ),
+    "unknown_version": ProblemKind(
+        404, "Unknown list version", "Start one with `POST …/versions`."
     ),
     "chunk_missing": ProblemKind(
         409, "Chunk missing", "Upload the missing chunk, then `POST …/ready`."
@@ -251,15 +251,11 @@ PROBLEMS: dict[str, ProblemKind] = {
     "not_replayable": ProblemKind(
         409, "Cannot be replayed", "It could no longer help: ask for a new message instead."
     ),
-    "recipient_erased": ProblemKind(
-        409, "Recipient erased", "An erased id is never used again; use a new one."
-    ),
     # Limits and failures
     "rate_limited": ProblemKind(429, "Too many requests", "Wait for `Retry-After` seconds."),
     "verify_rate_limited": ProblemKind(
         429, "Too many verifications", "Wait for `Retry-After` seconds."
     ),
-    "too_many_resends": ProblemKind(429, "Too many resends", "Make a new passcode."),
     "store_unavailable": ProblemKind(
         503,
         "A store did not answer",

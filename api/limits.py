@@ -1,5 +1,6 @@
 """How much one key may ask of this process, judged before any store is written (ACC-7, ACC-10)."""
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from api.errors import Limited
 from schemas.kinds import MessageClass
 
 DEFAULT_PER_SECOND = 1000.0
+_DEEP = 2
+"""Seconds of its rate that a bucket holds."""
 _KEPT = 10_000
 """Buckets of the most recently seen keys; a forgotten one starts full again."""
 
@@ -34,34 +37,52 @@ class Limiter:
         self._clock = clock
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
 
-    def take(
-        self, tenant: str, key_id: str, per_second: float, message_class: MessageClass | None
-    ) -> None:
-        """
+    def take(self, tenant: str, key_id: str, per_second: float) -> None:
+        """One request, of whatever kind.
+
         Raises:
             Limited: `rate_limited`, with the seconds until it can pass.
         """
-        now, burst = self._clock(), per_second * 2
+        bucket = self._bucket(tenant, key_id, per_second)
+        if bucket.tokens < 1:
+            raise _limited(per_second, 1 - bucket.tokens)
+        bucket.tokens -= 1
+
+    def leave_room(
+        self, tenant: str, key_id: str, per_second: float, message_class: MessageClass
+    ) -> None:
+        """Whether a message of this class may still be asked for, or must leave the rest to the classes above it.
+
+        Raises:
+            Limited: `rate_limited`.
+        """
+        floor = RESERVED[message_class] * per_second * _DEEP
+        bucket = self._bucket(tenant, key_id, per_second)
+        if bucket.tokens < floor:
+            raise _limited(per_second, floor - bucket.tokens)
+
+    def _bucket(self, tenant: str, key_id: str, per_second: float) -> _Bucket:
+        now, burst = self._clock(), per_second * _DEEP
         bucket = self._buckets.get((tenant, key_id))
         if bucket is None:
             bucket = self._buckets[tenant, key_id] = _Bucket(burst, now)
             if len(self._buckets) > _KEPT:
                 self._buckets.popitem(last=False)
-        else:
-            self._buckets.move_to_end((tenant, key_id))
+            return bucket
+        self._buckets.move_to_end((tenant, key_id))
         bucket.tokens = min(burst, bucket.tokens + (now - bucket.at) * per_second)
         bucket.at = now
-        floor = RESERVED[message_class] * burst if message_class else 0.0
-        if bucket.tokens - floor >= 1:
-            bucket.tokens -= 1
-            return
-        wait = max(1, round((floor + 1 - bucket.tokens) / per_second + 0.5))
-        raise Limited(
-            "rate_limited",
-            f"this key may ask {per_second:g} times a second",
-            {
-                "Retry-After": str(wait),
-                "RateLimit-Policy": f'"key";q={int(burst)};w=2',
-                "RateLimit": f'"key";r=0;t={wait}',
-            },
-        )
+        return bucket
+
+
+def _limited(per_second: float, lacking: float) -> Limited:
+    wait = max(1, math.ceil(lacking / per_second))
+    return Limited(
+        "rate_limited",
+        f"this key may ask {per_second:g} times a second",
+        {
+            "Retry-After": str(wait),
+            "RateLimit-Policy": f'"key";q={int(per_second * _DEEP)};w={_DEEP}',
+            "RateLimit": f'"key";r=0;t={wait}',
+        },
+    )

@@ -24,6 +24,7 @@ from schemas.notifications import ChannelView
 from schemas.wire import Wire
 
 ID = r"^[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}$"
+LOCAL = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2})?$"
 NAME = r"^[a-z0-9][a-z0-9._\-]{0,63}$"
 
 RecipientId = Annotated[str, StringConstraints(pattern=ID)]
@@ -128,10 +129,7 @@ class DueBody(Request):
     """An instant, or a wall time in the recipient's zone."""
 
     at: AwareDatetime | None = None
-    local: (
-        Annotated[str, StringConstraints(pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2})?$")]
-        | None
-    ) = None
+    local: Annotated[str, StringConstraints(pattern=LOCAL)] | None = None
 
     @model_validator(mode="after")
     def _one(self) -> "DueBody":
@@ -172,6 +170,14 @@ class CampaignRequest(Request):
     list_id: ListName
     variables: Variables = {}
     send_at: AwareDatetime | None = None
+    local_time: Annotated[str, StringConstraints(pattern=LOCAL)] | None = None
+    """A wall time: each recipient's own, in waves by zone."""
+    missed: LatenessPolicy = LatenessPolicy.SEND
+    """What a recipient whose local moment has passed gets."""
+    window: Annotated[str, StringConstraints(max_length=32)] | None = None
+    """`09:00-20:00`: only then, recipient's time."""
+    deadline: AwareDatetime | None = None
+    """Paced so as to end by then, unless a rate is set."""
     expires_at: AwareDatetime | None = None
     rate_per_second: float | None = Field(None, gt=0, le=1_000_000)
 
@@ -304,7 +310,7 @@ class CampaignStatus(Wire):
     created_at: datetime
     send_at: datetime | None = None
     frozen_at: datetime | None = None
-    expires_at: datetime
+    expires_at: datetime | None = None
     closed_at: datetime | None = None
     last_send_at: datetime | None = None
 
@@ -341,8 +347,6 @@ class VersionRequest(Request):
     """`ndjson`: one object a line; `csv`: each chunk begins with the header line."""
 
     format: Literal["ndjson", "csv"] = "ndjson"
-    consent_categories: list[CategoryName] = []
-    """For lines whose consent names no category."""
 
 
 class LineError(Wire):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from schemas.campaigns import CampaignSpec
 from schemas.kinds import Channel
 from schemas.wire import Wire
 
@@ -26,3 +27,13 @@ class Content(Wire):
     """Their deliverable forms, stamped at accept for security only: without them there is nowhere to send to (POL-7)."""
     locale: str | None = None
     """The recipient's at accept; used when profiles cannot be read."""
+    due_moved: bool = False
+    """A reminder whose wall time does not exist in the recipient's zone, or had passed: the answer says that it was moved."""
+
+
+class CampaignContent(Content):
+    """What the accepted row keeps of a campaign: enough to write its own row, again and again."""
+
+    name: str
+    list_id: str
+    spec: CampaignSpec

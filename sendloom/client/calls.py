@@ -248,14 +248,13 @@ def start_upload(
     format: Literal["ndjson", "csv"] = "ndjson",
     *,
     key: str,
-    consent_categories: Sequence[str] = (),
 ) -> Call[api.VersionAnswer]:
     """The same key gives the same version, which is how an upload is resumed."""
     return _send(
         "POST",
         _path("lists", list_id, "versions"),
         _reads(api.VersionAnswer),
-        api.VersionRequest(format=format, consent_categories=list(consent_categories)),
+        api.VersionRequest(format=format),
         key=key,
     )
 
@@ -266,10 +265,12 @@ def put_chunk(
     chunk: int,
     data: bytes,
     *,
-    first_line: int = 1,
+    first_line: int | None = None,
     format: Literal["ndjson", "csv"] = "ndjson",
+    consent_categories: Sequence[str] = (),
 ) -> Call[api.ChunkAnswer]:
-    """At most 8 MiB. `first_line` is where it begins in the whole file, for error messages."""
+    """At most 8 MiB of whole lines; a CSV chunk begins with the header line. `first_line` is where its first line (after the
+    header) is in the whole file, for error messages. `consent_categories` are for consents that name none."""
     media = "text/csv; charset=utf-8" if format == "csv" else "application/x-ndjson"
     return Call(
         "PUT",
@@ -277,7 +278,12 @@ def put_chunk(
         _reads(api.ChunkAnswer),
         data,
         {"Content-Type": media},
-        {"first_line": str(first_line)},
+        _params(
+            {
+                "first_line": first_line,
+                "consent_categories": ",".join(consent_categories) or None,
+            }
+        ),
     )
 
 

@@ -37,8 +37,8 @@ SERVER_SETTINGS = {
 }
 
 
-async def open_pool(dsn: str, size: int, application_name: str) -> Pool:
-    """A pool of at most `size` connections, the first one open.
+async def open_pool(dsn: str, size: int, application_name: str, *, eager: bool = True) -> Pool:
+    """A pool of at most `size` connections, the first one open unless it is not `eager`.
 
     Raises:
         StoreUnavailable: the server does not answer.
@@ -46,7 +46,7 @@ async def open_pool(dsn: str, size: int, application_name: str) -> Pool:
     with answering():
         pool = await asyncpg.create_pool(
             dsn,
-            min_size=1,
+            min_size=1 if eager else 0,
             max_size=size,
             timeout=CONNECT,
             command_timeout=STATEMENT,

@@ -1,0 +1,35 @@
+"""Who did what."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from api.deps import PartsDep, Supporter
+from schemas.api import AuditEntry, Page
+
+router = APIRouter(prefix="/v1/audit", tags=["operations"])
+
+
+@router.get("")
+async def recent(
+    caller: Supporter,
+    parts: PartsDep,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    before: Annotated[int | None, Query(description="`next` of the page before.")] = None,
+    target: Annotated[str | None, Query(max_length=200)] = None,
+) -> Page[AuditEntry]:
+    """Every administrative act, newest first."""
+    rows = await parts.audit.recent(caller.id, limit, before, target)
+    return Page(
+        items=[
+            AuditEntry(
+                at=entry.at,
+                actor=entry.actor,
+                action=entry.action,
+                target=entry.target,
+                detail=dict(entry.detail),
+            )
+            for _, entry in rows
+        ],
+        next=str(rows[-1][0]) if len(rows) == limit else None,
+    )

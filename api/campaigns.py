@@ -1,0 +1,353 @@
+"""Campaigns: accepted in milliseconds whatever the audience, controlled by a row, counted so that it adds up."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+
+from activities.campaign_row import campaign_row
+from api import accept
+from api.accept import Ask, Found
+from api.auditing import audited
+from api.auth import Caller
+from api.deps import (
+    CampaignController,
+    Campaigner,
+    CampaignReader,
+    IdempotencyKey,
+    Operator,
+    Parts,
+    PartsDep,
+)
+from api.timing import ANSWER_WITHIN, within
+from api.views import may_see
+from schemas.api import (
+    REPLAY_HEADER,
+    AcceptedAnswer,
+    CampaignRecipient,
+    CampaignRequest,
+    CampaignStatus,
+    Page,
+    RateBody,
+    ReasonBody,
+    ReplayBody,
+    Replayed,
+)
+from schemas.campaigns import CampaignInput, CampaignSpec, Control, ControlSignal, DueInput
+from schemas.content import CampaignContent
+from schemas.kinds import CampaignPhase, ControlState, Kind, MessageClass, RecipientState
+from sendloom.domain.quiet_hours import parse_window
+from sendloom.domain.wall_time import parse_local
+from sendloom.errors import Refusal
+from sendloom.ports import AcceptedRow, CampaignRow, Category
+
+router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
+
+FINAL = frozenset({CampaignPhase.COMPLETED, CampaignPhase.CANCELLED, CampaignPhase.FAILED})
+
+
+@router.post("", status_code=202)
+async def create(
+    request: Request,
+    response: Response,
+    body: CampaignRequest,
+    caller: Campaigner,
+    parts: PartsDep,
+    key: IdempotencyKey,
+) -> AcceptedAnswer:
+    """Accepted; the audience is frozen by its workflow."""
+    ask = Ask(caller, Kind.CAMPAIGN, key, await request.body(), accept.now())
+    row, replayed = await within(ANSWER_WITHIN, _take_on(parts, ask, body))
+    if replayed:
+        response.headers[REPLAY_HEADER] = "true"
+    else:
+        await audited(parts, caller, "campaign.create", str(row.id))
+    return AcceptedAnswer(**accept.answer(row, replayed))
+
+
+async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[AcceptedRow, bool]:
+    caller = ask.caller
+
+    async def read() -> Found:
+        found = await accept.find(parts, caller, body.category, body.template_id, None)
+        if found.category.message_class is not MessageClass.MARKETING:
+            raise Refusal(
+                "marketing_only",
+                f"{body.category} is {found.category.message_class}",
+                field="category",
+            )
+        await _require_list(parts, caller, body.list_id)
+        return found
+
+    async def make(found: Found) -> AcceptedRow:
+        category = found.category
+        parts.leave_room(caller, category.message_class)
+        if not found.channels:
+            raise Refusal(
+                "no_template",
+                "the template has no content for the category's channels",
+                field="template_id",
+            )
+        spec = _spec(body)
+        expires_at = _expiry(ask.now, body, category)
+        given = CampaignInput(
+            tenant=caller.id,
+            mode=caller.mode,
+            campaign_id=ask.id,
+            accepted_at=ask.now,
+            send_at=spec.send_at,
+        )
+        content = CampaignContent(
+            template_id=body.template_id,
+            template_version=found.parts[0].version,
+            variables=body.variables,
+            name=body.name,
+            list_id=body.list_id,
+            spec=spec,
+        )
+        return accept.new_row(
+            ask,
+            category,
+            recipient_id=None,
+            due_at=spec.send_at,
+            expires_at=expires_at,
+            workflow_input=given.model_dump_json().encode(),
+            content=content.model_dump_json().encode(),
+        )
+
+    row, replayed = await accept.accept(parts, ask, read, make)
+    if row.started_at is None:
+        await parts.campaigns.insert(campaign_row(row))
+    await accept.start(parts, row)
+    return row, replayed
+
+
+async def _require_list(parts: Parts, caller: Caller, list_id: str) -> None:
+    found = await parts.lists.get(caller.id, list_id)
+    if found is None:
+        raise Refusal("unknown_list", f"there is no list {list_id}", field="list_id")
+    if found.current_version is None:
+        raise Refusal(
+            "list_not_ready", f"list {list_id} has no ready version", field="list_id", status=409
+        )
+
+
+def _spec(body: CampaignRequest) -> CampaignSpec:
+    if body.window is not None:
+        parse_window(body.window)
+    return CampaignSpec(
+        send_at=body.send_at.astimezone(UTC) if body.send_at else None,
+        local_time=parse_local(body.local_time, field="local_time") if body.local_time else None,
+        missed=body.missed,
+        window=body.window,
+        deadline=body.deadline.astimezone(UTC) if body.deadline else None,
+        rate_per_second=body.rate_per_second,
+    )
+
+
+def _expiry(now: datetime, body: CampaignRequest, category: Category) -> datetime:
+    if body.expires_at is None:
+        return accept.expiry(max(now, body.send_at or now), None, category)
+    if body.expires_at <= max(now, body.send_at or now):
+        raise Refusal("ttl_expired", "it would have expired already", field="expires_at")
+    return body.expires_at.astimezone(UTC)
+
+
+@router.get("")
+async def recent(
+    caller: CampaignReader, parts: PartsDep, limit: Annotated[int, Query(ge=1, le=100)] = 50
+) -> Page[CampaignStatus]:
+    """Newest first, without reasons."""
+    rows = await parts.campaigns.recent(caller.id, limit)
+    return Page(
+        items=[
+            await _status(parts, row, reasons=False) for row in rows if may_see(caller, row.mode)
+        ]
+    )
+
+
+@router.get("/{id}")
+async def show(id: UUID, caller: CampaignReader, parts: PartsDep) -> CampaignStatus:
+    """Progress that adds up, and why each one who got nothing got nothing."""
+    return await _status(parts, await _find(parts, caller, id))
+
+
+async def _find(parts: Parts, caller: Caller, id: UUID) -> CampaignRow:
+    row = await parts.campaigns.get(caller.id, id)
+    if row is None or not may_see(caller, row.mode):
+        raise Refusal("not_found", f"there is no campaign {id}", status=404)
+    return row
+
+
+async def _status(parts: Parts, row: CampaignRow, *, reasons: bool = True) -> CampaignStatus:
+    control = await parts.campaigns.control(row.tenant, row.campaign_id)
+    counts: dict[RecipientState, int] = {}
+    why: dict[str, int] = {}
+    if row.frozen_at is not None:
+        counts = await parts.campaigns.counts(row.tenant, row.campaign_id)
+        if reasons:
+            why = await parts.campaigns.reasons(row.tenant, row.frozen_at, row.campaign_id)
+    spec = CampaignSpec.model_validate(row.spec)
+    return CampaignStatus(
+        id=row.campaign_id,
+        mode=row.mode,
+        name=row.name,
+        category=row.category,
+        template_id=row.template_id,
+        template_version=row.template_version,
+        list_id=row.list_id,
+        phase=row.phase,
+        reason=row.reason,
+        control=control.state,
+        rate_per_second=control.rate_per_second or spec.rate_per_second,
+        size=row.size,
+        counts={state: n for state, n in counts.items() if n},
+        reasons=why,
+        adds_up=row.size is None or sum(counts.values()) == row.size,
+        created_at=row.created_at,
+        send_at=spec.send_at,
+        frozen_at=row.frozen_at,
+        expires_at=row.expires_at,
+        closed_at=row.closed_at,
+        last_send_at=row.last_send_at,
+    )
+
+
+@router.get("/{id}/recipients")
+async def recipients(
+    id: UUID,
+    caller: CampaignReader,
+    parts: PartsDep,
+    state: RecipientState,
+    reason: Annotated[str | None, Query(max_length=100)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[str | None, Query(max_length=128)] = None,
+) -> Page[CampaignRecipient]:
+    """Who is in one group of the report. People not planned yet are in none."""
+    row = await _find(parts, caller, id)
+    if row.frozen_at is None:
+        return Page(items=[])
+    found = await parts.campaigns.group(caller.id, row.frozen_at, id, state, reason, limit, after)
+    return Page(
+        items=[
+            CampaignRecipient(
+                recipient_id=d.key.recipient_id,
+                state=d.state,
+                reason=d.reason,
+                channel=d.channel,
+                attempt=d.attempt,
+                due_at=d.due_at,
+            )
+            for d in found
+        ],
+        next=found[-1].key.recipient_id if len(found) == limit else None,
+    )
+
+
+@router.post("/{id}/pause")
+async def pause(
+    id: UUID, body: ReasonBody, caller: CampaignController, parts: PartsDep
+) -> CampaignStatus:
+    """Within a second nothing more reaches a provider. Nobody is skipped by it."""
+    return await _control(parts, caller, id, "pause", ControlState.PAUSED, body.reason)
+
+
+@router.post("/{id}/resume")
+async def resume(
+    id: UUID, body: ReasonBody, caller: CampaignController, parts: PartsDep
+) -> CampaignStatus:
+    """Go on where it stopped. Nobody is repeated by it."""
+    return await _control(parts, caller, id, "resume", ControlState.RUNNING, body.reason)
+
+
+@router.post("/{id}/cancel")
+async def cancel(
+    id: UUID, body: ReasonBody, caller: CampaignController, parts: PartsDep
+) -> CampaignStatus:
+    """Stop for good; whoever has got nothing yet becomes `cancelled`."""
+    return await _control(parts, caller, id, "cancel", ControlState.CANCELLED, body.reason)
+
+
+@router.post("/{id}/rate")
+async def set_rate(
+    id: UUID, body: RateBody, caller: CampaignController, parts: PartsDep
+) -> CampaignStatus:
+    """Recipients a second, from now on."""
+    return await _control(parts, caller, id, "set_rate", None, "", rate=body.rate_per_second)
+
+
+async def _control(
+    parts: Parts,
+    caller: Caller,
+    id: UUID,
+    name: str,
+    state: ControlState | None,
+    reason: str,
+    rate: float | None = None,
+) -> CampaignStatus:
+    """The row first: senders read it four times a second. The signal only tells the workflow."""
+    row = await _find(parts, caller, id)
+    before = await parts.campaigns.control(caller.id, id)
+    if row.phase in FINAL and not (before.state is state is ControlState.CANCELLED):
+        raise _closed(row.phase)
+    control: Control = before
+    if state is None or before.state is not state:
+        control = await parts.campaigns.set_control(
+            caller.id, id, state, rate, reason, caller.actor
+        )
+        if control.state is ControlState.CANCELLED and state is not ControlState.CANCELLED:
+            raise _closed(control.state)
+        await parts.publish_control(caller.id, id, control)
+        await audited(parts, caller, f"campaign.{name}", str(id), reason=reason, rate=rate)
+    await parts.workflows.signal_campaign(
+        id,
+        name,
+        ControlSignal(
+            version=control.version, reason=reason, by=caller.actor, rate_per_second=rate
+        ),
+    )
+    return await _status(parts, await _find(parts, caller, id))
+
+
+def _closed(what: str) -> Refusal:
+    return Refusal("campaign_closed", f"the campaign is {what}", status=409)
+
+
+@router.post("/{id}/replay")
+async def replay(id: UUID, body: ReplayBody, caller: Operator, parts: PartsDep) -> Replayed:
+    """Send again to those whose send failed, or whose outcome is unknown, and to nobody else."""
+    row = await _find(parts, caller, id)
+    if row.frozen_at is None:
+        raise Refusal("campaign_not_frozen", "its audience is not frozen", status=409)
+    now = datetime.now(UTC)
+    if row.expires_at is not None and row.expires_at <= now:
+        raise Refusal("not_replayable", "the campaign has expired", status=409)
+    count = await parts.campaigns.replay(row, list(body.states), current_bucket(now))
+    await audited(parts, caller, "campaign.replay", str(id), states=body.states, count=count)
+    if count:
+        await work_due(parts, row)
+    return Replayed(count=count)
+
+
+def current_bucket(now: datetime) -> datetime:
+    """The bucket that is due already."""
+    return now.replace(second=0, microsecond=0)
+
+
+async def work_due(parts: Parts, row: CampaignRow) -> None:
+    """Have the rows that were just put into a bucket worked."""
+    category = await parts.catalog.category(row.tenant, row.category)
+    assert row.frozen_at is not None
+    assert category is not None, "a category with a campaign cannot be removed"
+    await parts.workflows.work_due(
+        DueInput(
+            tenant=row.tenant,
+            mode=row.mode,
+            campaign_id=row.campaign_id,
+            frozen_at=row.frozen_at,
+            message_class=category.message_class,
+            channels=list(category.ladder),
+            closing=row.phase in FINAL,
+        )
+    )

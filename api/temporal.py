@@ -1,0 +1,173 @@
+"""Running workflows as the API sees them: started, asked by update, told by signal. Nothing waits longer than a caller does."""
+
+import asyncio
+from collections.abc import Awaitable
+from datetime import timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+from temporalio.client import (
+    Client,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from api.errors import TemporalUnavailable
+from api.ports import Gone, TooLate
+from schemas.campaigns import ControlSignal, DueInput, LookAgain
+from schemas.notifications import (
+    CancelRequest,
+    CheckRequest,
+    CheckResult,
+    Due,
+    NotificationView,
+    ReminderView,
+    RescheduleRequest,
+    ResendRequest,
+    ResendResult,
+    SendNowRequest,
+)
+from sendloom.domain import ids
+from sendloom.domain.lanes import flow_queue
+from sendloom.errors import Refusal
+from sendloom.ports import AcceptedRow
+from workflows import starting
+
+T = TypeVar("T")
+
+START_WITHIN = timedelta(milliseconds=700)
+"""Leaves the stores the rest of the second in which an accept answers."""
+UPDATE_WITHIN = 5.0
+"""Seconds. An update is a workflow task and a local activity; a worker that is restarting needs some seconds to be back."""
+
+_OURS = frozenset({RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION})
+
+
+class TemporalWorkflows:
+    """Implements `api.ports.Workflows`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def start(self, row: AcceptedRow, *, again: bool = False) -> None:
+        await _answering(
+            starting.start(self._client, row, again=again, rpc_timeout=START_WITHIN),
+            START_WITHIN.total_seconds() + 0.05,
+        )
+
+    async def cancel_notification(self, id: UUID, reason: str, by: str) -> None:
+        await self._update(
+            ids.notification_workflow_id(id),
+            "cancel",
+            CancelRequest(reason=reason, by=by),
+            NotificationView,
+        )
+
+    async def check_passcode(self, id: UUID, code: str) -> CheckResult:
+        return await self._update(
+            ids.passcode_workflow_id(id), "check", CheckRequest(code=code), CheckResult
+        )
+
+    async def resend_passcode(self, id: UUID, key: str) -> int:
+        # The update's id makes a repeat of the same call the same update.
+        result = await self._update(
+            ids.passcode_workflow_id(id), "resend", ResendRequest(key=key), ResendResult
+        )
+        return result.send_no
+
+    async def cancel_passcode(self, id: UUID, reason: str, by: str) -> None:
+        await self._update(
+            ids.passcode_workflow_id(id),
+            "cancel",
+            CancelRequest(reason=reason, by=by),
+            NotificationView,
+        )
+
+    async def reschedule_reminder(self, id: UUID, due: Due) -> None:
+        await self._update(
+            ids.reminder_workflow_id(id), "reschedule", RescheduleRequest(due=due), ReminderView
+        )
+
+    async def send_reminder_now(self, id: UUID, by: str) -> None:
+        await self._update(
+            ids.reminder_workflow_id(id), "send_now", SendNowRequest(by=by), ReminderView
+        )
+
+    async def cancel_reminder(self, id: UUID, reason: str, by: str) -> None:
+        await self._update(
+            ids.reminder_workflow_id(id),
+            "cancel",
+            CancelRequest(reason=reason, by=by),
+            ReminderView,
+        )
+
+    async def signal_campaign(self, id: UUID, name: str, signal: ControlSignal) -> None:
+        handle = self._client.get_workflow_handle(ids.campaign_workflow_id(id))
+        try:
+            await _answering(handle.signal(name, signal, rpc_timeout=START_WITHIN))
+        except Gone:
+            return
+
+    async def work_due(self, due: DueInput) -> None:
+        await _answering(
+            self._client.start_workflow(
+                "Due",
+                due,
+                id=ids.due_workflow_id(due.campaign_id),
+                task_queue=flow_queue(due.message_class),
+                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                start_signal="look_again",
+                start_signal_args=[LookAgain()],
+                rpc_timeout=START_WITHIN,
+            )
+        )
+
+    async def _update(self, workflow_id: str, name: str, request: Any, result: type[T]) -> T:
+        handle: WorkflowHandle[Any, Any] = self._client.get_workflow_handle(workflow_id)
+        try:
+            answer: T = await _answering(
+                handle.execute_update(name, request, result_type=result), UPDATE_WITHIN
+            )
+        except WorkflowUpdateFailedError as e:
+            raise _refusal(e) from None
+        return answer
+
+
+def _refusal(e: WorkflowUpdateFailedError) -> Exception:
+    cause = e.cause
+    match cause.type if isinstance(cause, ApplicationError) else None:
+        case "TooLate":
+            return TooLate(getattr(cause, "message", ""))
+        case "DuePast":
+            return Refusal("due_past", "that moment has passed", field="due")
+        case "AcceptedUpdateCompletedWorkflow":
+            # It ended while we asked.
+            return Gone()
+        case _:
+            return TemporalUnavailable("the workflow could not answer")
+
+
+async def _answering(work: Awaitable[T], seconds: float | None = None) -> T:
+    """
+    Raises:
+        Gone: there is no such run.
+        TemporalUnavailable: anything that may pass.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except RPCError as e:
+        if e.status is RPCStatusCode.NOT_FOUND:
+            raise Gone from None
+        if e.status in _OURS:
+            raise
+        raise TemporalUnavailable(f"Temporal: {e.status.name}") from e
+    except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError) as e:
+        raise TemporalUnavailable("Temporal did not answer in time") from e
+    except RuntimeError as e:
+        # What the SDK's core raises when a lazy client cannot connect.
+        raise TemporalUnavailable("Temporal cannot be reached") from e
