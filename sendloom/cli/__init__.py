@@ -30,13 +30,15 @@ def build_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run a command. What an operator must fix is one clear message and exit code 78, never a traceback."""
-    from sendloom.errors import ConfigurationError, SchemaTooOld
+    """Run a command. What an operator must fix (78) or wait for (75) is one clear message, never a traceback."""
+    from sendloom.errors import ConfigurationError, SchemaTooOld, Transient
 
     try:
         build_app()()
-    except (ConfigurationError, SchemaTooOld) as e:
-        from sendloom.platform.process import EXIT_CONFIGURATION
+    except (ConfigurationError, SchemaTooOld, Transient) as e:
+        from sendloom.platform.process import EXIT_CONFIGURATION, EXIT_TRY_AGAIN
 
         typer.secho(f"sendloom: {e}", fg="red", err=True)
-        raise SystemExit(EXIT_CONFIGURATION) from None
+        raise SystemExit(
+            EXIT_TRY_AGAIN if isinstance(e, Transient) else EXIT_CONFIGURATION
+        ) from None

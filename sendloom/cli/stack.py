@@ -43,10 +43,11 @@ def up(
 
     home = settings_home()
     if detach:
-        if not read_state(home).supervised():
+        if read_state(home).supervised():
+            _wait_ready(home)
+        else:
             _start_in_background(home)
-        state = read_state(home)
-        _print_urls(state, json_)
+        _print_urls(read_state(home), json_)
         return
     home.mkdir(parents=True, exist_ok=True)
     asyncio.run(_supervise(home, json_))
@@ -241,6 +242,21 @@ def _announcer(began: float, json_: bool) -> Any:
             typer.echo("ready; Ctrl-C stops it", err=True)
 
     return changed
+
+
+def _wait_ready(home: Path) -> None:
+    from sendloom.embedded.parts import wait_until
+    from sendloom.embedded.state import read_state
+    from sendloom.errors import ConfigurationError
+
+    if not wait_until(
+        lambda: read_state(home).ready,
+        seconds=_READY_SECONDS,
+        failed=lambda: not read_state(home).supervised(),
+    ):
+        raise ConfigurationError(
+            "the stack that runs here is not ready; `sendloom status` shows what it waits for."
+        )
 
 
 def _start_in_background(home: Path) -> None:

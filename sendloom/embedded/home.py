@@ -66,6 +66,9 @@ def open_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Home:
         directory.chmod(0o711)  # Postgres runs as somebody else and must come through
     else:
         directory.chmod(0o700)
+    for name in ("logs", "valkey", "temporal"):
+        (directory / name).mkdir(exist_ok=True)
+        (directory / name).chmod(0o700)
     file = directory / SETTINGS_FILE
     old = read_settings_file(file)
     if not old and (directory / "postgres" / "created").exists():

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from sendloom.errors import ConfigurationError, SchemaTooOld
+from sendloom.errors import ConfigurationError, SchemaTooOld, Transient
 
 log = logging.getLogger(__name__)
 
 EXIT_CONFIGURATION = 78
 """EX_CONFIG of sysexits.h: starting again without a change will not help."""
+EXIT_TRY_AGAIN = 75
+"""EX_TEMPFAIL: a store did not answer; starting again may help."""
 
 
 def leave(code: int) -> NoReturn:
@@ -31,7 +33,7 @@ def leave(code: int) -> NoReturn:
 
 
 def run_and_leave(main: Callable[[], Awaitable[None]]) -> NoReturn:
-    """Run `main` on uvloop to its end, then leave: 0, or 78 with one clear line for what an operator must fix."""
+    """Run `main` on uvloop to its end, then leave: 0, or with one clear line 78 (an operator must fix it) or 75 (try again)."""
     import uvloop
 
     try:
@@ -40,6 +42,9 @@ def run_and_leave(main: Callable[[], Awaitable[None]]) -> NoReturn:
     except (ConfigurationError, SchemaTooOld) as e:
         log.error("cannot run: %s", e)
         leave(EXIT_CONFIGURATION)
+    except Transient as e:
+        log.error("cannot run now: %s", e)
+        leave(EXIT_TRY_AGAIN)
     except KeyboardInterrupt:
         leave(0)
     except BaseException:

@@ -50,6 +50,18 @@ process.run_and_leave(main)
     assert "Traceback" not in done.stderr
 
 
+def test_a_store_that_is_away_is_one_line_and_75() -> None:
+    done = run("""
+from sendloom.errors import StoreUnavailable
+async def main():
+    raise StoreUnavailable("postgres did not answer")
+process.run_and_leave(main)
+""")
+    assert done.returncode == 75
+    assert "postgres did not answer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_unexpected_error_ends_with_1_and_its_trace() -> None:
     done = run("""
 async def main():
