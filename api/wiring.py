@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
 from temporalio.client import Client
 from temporalio.service import RPCError
 
@@ -34,6 +32,7 @@ from sendloom.stores.passcodes import PostgresPasscodes
 from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import Pool, open_pool
 from sendloom.stores.recipients import PostgresRecipients
+from sendloom.stores.redis_client import DOWN, Redis, open_redis
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +131,7 @@ class _SchemaProbe:
 async def _ping(client: Redis) -> None:
     try:
         await client.ping()
-    except (RedisError, OSError) as e:
+    except DOWN as e:
         raise StoreUnavailable("Redis does not answer; limits and caches fall back") from e
 
 
