@@ -259,7 +259,7 @@ class DeliveryActivities:
             case RecipientState.UNKNOWN:
                 return Unknown(provider="", code=reason)
             case RecipientState.EXPIRED:
-                return Expired(reason=reason or "ttl")
+                return Expired(reason=reason or Reason.EXPIRED)
             case RecipientState.CANCELLED:
                 return Cancelled(reason=reason or "cancelled")
             case RecipientState.ERASED:
@@ -791,7 +791,7 @@ class DeliveryActivities:
         )
         if isinstance(outcome, Unknown) or out_of_attempts or s.rung + 1 < s.rungs:
             return outcome
-        return Expired()
+        return Expired(reason=Reason.EXPIRED)
 
     async def _record_soon(self, a: _Send, claimed: _Claimed, outcome: CallOutcome) -> bool:
         """Whether it is in, after repeating it for a moment. Only this is repeated, never the call (case C65)."""
@@ -896,7 +896,7 @@ class DeliveryActivities:
                 raise _later("in flight elsewhere", "InFlight", self._rest(row.lease_until))
             await self._ledger.settle(scope)
             [row] = await self._ledger.read(scope, [want_of(d)])
-        over: Outcome = Expired()
+        over: Outcome = Expired(reason=Reason.EXPIRED)
         if row is None:
             waited = Failed(provider="", code=Reason.NOT_CALLED, counts=False)
             return Recorded(outcome=over if self._now() >= s.expires_at else waited, attempt=0)

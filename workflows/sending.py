@@ -156,7 +156,7 @@ class Sending:
     async def _truth(self) -> Outcome:
         """What the claim says; nothing claimed or known not sent is what was asked for."""
         if self._on is None:
-            return self._cancelling or Expired()
+            return self._cancelling or Expired(reason=Reason.EXPIRED)
         settled = await workflow.execute_activity_method(
             DeliveryActivities.settle, self._on, **budgets.SETTLE, summary="read the claim"
         )

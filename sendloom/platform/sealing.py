@@ -147,6 +147,30 @@ class Hashes:
         return keyed_hash(self._passcode, tenant, passcode_id.bytes, code)
 
 
+class RingSealer:
+    """The ring and the hashes as stores and activities use them; implements the port `Sealer`."""
+
+    def __init__(self, ring: KeyRing, hashes: Hashes) -> None:
+        self._ring = ring
+        self._hashes = hashes
+
+    def seal(self, purpose: str, tenant: str, plain: bytes) -> bytes:
+        return self._ring.seal(plain, purpose=purpose, tenant=tenant)
+
+    def open(self, purpose: str, tenant: str, sealed: bytes) -> bytes:
+        """
+        Raises:
+            CannotOpen: damaged, or sealed for another purpose or tenant.
+        """
+        return self._ring.open(sealed, purpose=purpose, tenant=tenant)
+
+    def address_hash(self, tenant: str, channel: Channel, lookup_form: str) -> bytes:
+        return self._hashes.address_hash(tenant, channel, lookup_form)
+
+    def passcode_hash(self, tenant: str, passcode_id: UUID, code: str) -> bytes:
+        return self._hashes.passcode_hash(tenant, passcode_id, code)
+
+
 def keyed_hash(key: bytes, *parts: str | bytes) -> bytes:
     """HMAC-SHA256 over the parts, each with its length before it, so no two different tuples agree."""
     message = bytearray()
