@@ -86,7 +86,7 @@ def _app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None
         lifespan=lifespan,
         generate_unique_id_function=_operation_id,
         responses={"4XX": {"model": Problem, "description": "See docs/errors.md"}},
-        docs_url=None,
+        docs_url="/docs",
         redoc_url=None,
     )
     app.add_middleware(Edge)

@@ -86,6 +86,16 @@ def notification(id: UUID) -> Call[api.MessageStatus]:
     return _get(_path("notifications", id), api.MessageStatus)
 
 
+def cancel_notification(id: UUID, reason: str = "cancelled") -> Call[api.MessageStatus]:
+    """Take it back, while it has not left."""
+    return _send(
+        "POST",
+        _path("notifications", id, "cancel"),
+        _reads(api.MessageStatus),
+        api.CancelBody(reason=reason),
+    )
+
+
 def delivery(id: str) -> Call[api.DeliveryStatus]:
     return _get(_path("deliveries", id), api.DeliveryStatus)
 

@@ -52,6 +52,7 @@ class _Operation(Generic[P, T]):
 class _Operations:
     send_notification = _Operation(calls.send_notification)
     notification = _Operation(calls.notification)
+    cancel_notification = _Operation(calls.cancel_notification)
     delivery = _Operation(calls.delivery)
     send_passcode = _Operation(calls.send_passcode)
     passcode = _Operation(calls.passcode)
