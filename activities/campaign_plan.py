@@ -23,6 +23,7 @@ from schemas.campaigns import (
     PhaseChange,
     Refused,
     SettleResult,
+    ShardRef,
     Stretch,
     StretchResult,
 )
@@ -179,6 +180,7 @@ class CampaignActivities:
         ]
         handled = 0
         written: list[int] = []
+        await self._stop_with_list(ref)
         control, looked_at = await self._control(ref), self._monotonic()
         reading: asyncio.Task[list[Member]] | None = None
         try:
@@ -216,8 +218,27 @@ class CampaignActivities:
             handled=handled,
             control=control.state,
             control_version=control.version,
+            fault=control.reason if control.by == "sendloom" else None,
             next_page=page,
         )
+
+    async def _stop_with_list(self, ref: ShardRef) -> None:
+        """A list that fails later stops its campaigns (CAMP-2)."""
+        why = await self._campaigns.list_failure(ref.tenant, ref.campaign_id)
+        if why is None:
+            return
+        control = await self._control(ref)
+        if control.state is ControlState.RUNNING:
+            log.warning("a campaign was paused: its list has failed")
+            metrics.record_paused("list_failed")
+            await self._campaigns.set_control(
+                ref.tenant,
+                ref.campaign_id,
+                ControlState.PAUSED,
+                None,
+                f"list_failed: {why}",
+                "sendloom",
+            )
 
     async def _read(self, ground: Ground, shard: int, page: int) -> list[Member]:
         row = ground.row
@@ -320,14 +341,14 @@ class CampaignActivities:
 
     @activity.defn(name="campaign.cancel_rest")
     async def cancel_rest(self, ref: CampaignRef) -> int:
-        """Everybody without a final state becomes `cancelled`, also who was never planned."""
+        """Everybody without a final state becomes `cancelled`, also who was never planned; but not who may be with a provider."""
         async with heartbeating():
             row = await self._row(ref)
             control = await self._control(ref)
             cancelled = 0
             for shard in range(row.shards or 0):
                 cancelled += await self._campaigns.cancel_rest(
-                    row, shard, control.reason or "cancelled"
+                    row, shard, control.reason or "cancelled", self._ledger
                 )
             return cancelled
 
@@ -365,7 +386,7 @@ class CampaignActivities:
             raise Transient("the campaign's row is not there")
         return row
 
-    async def _control(self, ref: Any) -> Control:
+    async def _control(self, ref: CampaignRef | ShardRef) -> Control:
         return await self._campaigns.control(ref.tenant, ref.campaign_id)
 
     async def _progress(self, row: CampaignRow) -> CampaignProgress:

@@ -49,7 +49,6 @@ from sendloom.domain.zones import zone_or_default
 from sendloom.errors import Fenced, StoreUnavailable
 from sendloom.platform.metrics import campaign as metrics
 from sendloom.ports import (
-    REPLAYED,
     CampaignStore,
     CapUse,
     CatalogStore,
@@ -86,6 +85,7 @@ LOOK_VALID = 5.0
 """Seconds. An opt-out or suppression this recent may be missed; then the rows are read again."""
 DUE_AT_ONCE = 1_000
 SWITCHES_EVERY = 1.0
+NOTE_EVERY = 5.0
 CLAIM_TRIES = 5
 KILLED_WAIT = timedelta(seconds=10)
 STORM_FIRST = timedelta(seconds=1)
@@ -229,12 +229,26 @@ class _Work:
 
 
 @dataclass(slots=True)
-class _Ready:
-    """One row that may go, dressed for the wire."""
+class _Row:
+    """One row of a page."""
 
     row: PageSend
     key: DecisionKey
+
+
+@dataclass(slots=True)
+class _Ready(_Row):
+    """It may go, dressed for the wire."""
+
     parcel: Parcel
+
+
+@dataclass(slots=True)
+class _Objection(_Row):
+    """It may not go, or not yet."""
+
+    move: Move
+    letter: DeadLetter | None = None
 
 
 @dataclass(slots=True)
@@ -245,9 +259,14 @@ class _Result:
     moves: list[Move] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
     suppress: list[tuple[bytes, str]] = field(default_factory=list)
-    rejected: list[tuple[_Ready, Rejected]] = field(default_factory=list)
+    rejected: list[tuple[_Row, Rejected]] = field(default_factory=list)
     left: int = 0
     """Rows that are still pending and could go now."""
+
+    def object(self, one: _Objection) -> None:
+        self.moves.append(one.move)
+        if one.letter is not None:
+            self.letters.append(one.letter)
 
 
 class _Stretch:
@@ -278,6 +297,7 @@ class _Stretch:
         self.owner = uuid5(NAMESPACE, f"{info.workflow_run_id}/{info.activity_id}/{info.attempt}")
         self.chunks = 0
         self.handled = 0
+        self.noted_at = float("-inf")
         self.most = lane.chunk_max
         self.control = Control(version=0, state=ControlState.RUNNING)
         self.until: datetime | None = None
@@ -413,28 +433,43 @@ class _Stretch:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    async def work(self, shard: int, page: int, rows: Sequence[PageSend], read_at: float) -> bool:
-        """Sends these rows of one page, chunk by chunk. True when none of them is left that could go now."""
-        scope = ClaimScope(
-            self.ground.row.tenant,
+    def scope(self, shard: int, page: int) -> ClaimScope:
+        row = self.ground.row
+        return ClaimScope(
+            row.tenant,
             self.ground.frozen_at,
-            self.ground.row.campaign_id,
+            row.campaign_id,
             shard,
             page,
             self.channel,
             self.epoch,
         )
+
+    async def object(self, scope: ClaimScope, objections: Sequence[_Objection]) -> None:
+        """Writes why these may not go."""
+        result = _Result()
+        await self.believe(scope, objections, result)
+        self.handled += len(objections)
+        await self._rungs(result)
+        await self._write(result)
+
+    async def work(self, shard: int, page: int, rows: Sequence[PageSend], read_at: float) -> bool:
+        """Sends these rows of one page, chunk by chunk. True when none of them is left that could go now."""
+        scope = self.scope(shard, page)
         tasks: list[asyncio.Task[int]] = []
         rest = list(rows)
         left = 0
         try:
             while rest and not self.stopping and self._is_fresh(read_at):
+                if not await self._control_is_fresh():
+                    continue
                 allowed = await self._tokens(min(len(rest), self.most))
-                if allowed == 0 or not await self._control_is_fresh():
+                if allowed == 0:
                     continue
                 chunk, rest = rest[:allowed], rest[allowed:]
                 result = _Result()
-                ready = self._look_and_dress(scope, chunk, result)
+                ready, objections = self._look_and_dress(scope, chunk, result)
+                await self.believe(scope, objections, result)
                 if ready:
                     await self.lane.budget.acquire(len(ready))
                     if self.stopping or not self._is_fresh(read_at):
@@ -447,7 +482,8 @@ class _Stretch:
                         asyncio.create_task(self._carry(scope, ready, result, self.chunks))
                     )
                 else:
-                    self.handled += len(result.moves)
+                    self.handled += len(result.moves) + len(result.rejected)
+                    await self._rungs(result)
                     await self._write(result)
                     left += result.left
         finally:
@@ -465,21 +501,53 @@ class _Stretch:
 
     def _look_and_dress(
         self, scope: ClaimScope, rows: Sequence[PageSend], result: _Result
-    ) -> list[_Ready]:
-        """The last look at each row, then its message. What must not or cannot go becomes a move at once."""
+    ) -> tuple[list[_Ready], list[_Objection]]:
+        """The last look at each row, then its message: who may go, and why the others may not."""
         ground, now = self.ground, self.lane.now()
-        ready = []
+        ready: list[_Ready] = []
+        objections: list[_Objection] = []
         for row in rows:
             key = ground.key(scope.shard, scope.page, row.recipient_id)
             try:
                 if (move := self._objection(row, key, now)) is not None:
-                    result.moves.append(move)
+                    objections.append(_Objection(row, key, move))
                 else:
                     ready.append(_Ready(row, key, self._dress(row, key, now)))
             except Exception as e:
                 # One bad recipient is recorded and the chunk goes on (CAMP-4, cases C32 and C54).
-                self._unsendable(row, key, e, result)
-        return ready
+                objection = self._unsendable(row, key, e)
+                if objection is None:
+                    result.left += 1
+                else:
+                    objections.append(objection)
+        return ready, objections
+
+    async def believe(
+        self, scope: ClaimScope, objections: Sequence[_Objection], result: _Result
+    ) -> None:
+        """What an earlier attempt did to a provider is true whatever the gates say now, so it is looked at first."""
+        if not objections:
+            return
+        wants = [Want(one.row.recipient_id, one.row.send_no) for one in objections]
+        found = await self.lane.ledger.read(scope, wants)
+        if any(c is not None and c.state is ClaimState.CLAIMED and c.lease_over for c in found):
+            await self.lane.ledger.settle(scope)
+            found = await self.lane.ledger.read(scope, wants)
+        for one, claim in zip(objections, found, strict=True):
+            if claim is None or claim.state is ClaimState.FAILED:
+                result.object(one)
+            elif claim.state is ClaimState.CLAIMED:
+                result.moves.append(_in_flight(one.key, claim.lease_until))
+            elif claim.state is ClaimState.SENT:
+                result.moves.append(_sent(one.key))
+            elif claim.state is ClaimState.REJECTED:
+                code = claim.code or "rejected"
+                result.rejected.append((one, Rejected(provider=claim.provider or "", code=code)))
+            elif one.row.attempt >= claim.attempt:
+                # Replayed after this very doubt, and then objected to.
+                result.object(one)
+            else:
+                self._finish_unknown(one, claim.attempt, claim.code or "unknown", result)
 
     def _objection(self, row: PageSend, key: DecisionKey, now: datetime) -> Move | None:
         ground = self.ground
@@ -550,16 +618,22 @@ class _Stretch:
             )
         )
 
-    def _unsendable(self, row: PageSend, key: DecisionKey, e: Exception, result: _Result) -> None:
+    def _unsendable(self, row: PageSend, key: DecisionKey, e: Exception) -> _Objection | None:
+        """None: nothing is wrong with the recipient, so the row waits until the sender is put right."""
         code = str(getattr(e, "code", "") or "send_error")
         if getattr(e, "scope", None) is FaultScope.SENDER:
             self._blame_sender(code)
-            result.left += 1
-            return
+            return None
         # Only what names no values may be written down.
         said = str(e)[:200] if isinstance(e, RenderError) else type(e).__name__
         log.warning("a recipient's message could not be made", extra={"error": said})
-        self._finish_badly(row, key, RecipientState.FAILED, code, said, result)
+        state = RecipientState.FAILED
+        return _Objection(
+            row,
+            key,
+            _final(key, state, code),
+            letter(self.ground.row, key, self.channel, state, code, said),
+        )
 
     def _blame_sender(self, code: str) -> None:
         row = self.ground.row
@@ -588,6 +662,7 @@ class _Stretch:
         finally:
             self.lane.budget.release(held)
         await self._learn(outcomes, began)
+        await self._note_sent(outcomes)
         await self._rungs(result)
         await self._write(result)
         self.handled += len(ready) - result.left
@@ -611,16 +686,15 @@ class _Stretch:
                     again.append(
                         (one, Want(one.row.recipient_id, one.row.send_no, retry_of=attempt))
                     )
-                case Done(state=ClaimState.UNKNOWN, attempt=attempt) if self._sends_unknown(
-                    one.row
-                ):
+                case Done(state=ClaimState.UNKNOWN, attempt=doubt) if one.row.attempt >= doubt:
+                    # The decision has seen this very doubt and is pending again: an operator replayed it.
                     again.append(
                         (
                             one,
                             Want(
                                 one.row.recipient_id,
                                 one.row.send_no,
-                                resume_unknown_of=attempt,
+                                resume_unknown_of=doubt,
                             ),
                         )
                     )
@@ -653,28 +727,20 @@ class _Stretch:
                 await asyncio.sleep(0.1 * 2**attempt)
         raise AssertionError("unreachable")
 
-    def _sends_unknown(self, row: PageSend) -> bool:
-        """Marketing never sends what may have been sent, unless an operator says so for this recipient."""
-        return row.reason == REPLAYED
-
-    def _judge_found(self, one: _Ready, answer: ClaimAnswer, result: _Result) -> None:
+    def _judge_found(self, one: _Row, answer: ClaimAnswer, result: _Result) -> None:
         """Somebody was there before us; what they left says what this row is."""
         match answer:
             case InFlight(until=until):
-                result.moves.append(_later(one.key, until + timedelta(seconds=1), "in_flight"))
+                result.moves.append(_in_flight(one.key, until))
             case Done(state=ClaimState.SENT):
                 result.moves.append(_sent(one.key))
             case Done(state=ClaimState.REJECTED, code=code):
                 rejected = Rejected(provider=answer.provider or "", code=code or "rejected")
                 result.rejected.append((one, rejected))
-            case Done(state=ClaimState.UNKNOWN, code=code):
-                self._finish_badly(
-                    one.row, one.key, RecipientState.UNKNOWN, code or "unknown", "", result
-                )
+            case Done(state=ClaimState.UNKNOWN):
+                self._finish_unknown(one, answer.attempt, answer.code or "unknown", result)
             case InDoubt():
-                self._finish_badly(
-                    one.row, one.key, RecipientState.UNKNOWN, "lease_ended", "", result
-                )
+                self._finish_unknown(one, answer.attempt, "lease_over", result)
             case _:
                 # It changed between two statements; the next read shows as what.
                 result.left += 1
@@ -740,9 +806,7 @@ class _Stretch:
                 self._judge_failed(one, outcome, result)
             case Unknown():
                 state, code = ClaimState.UNKNOWN, outcome.code
-                self._finish_badly(
-                    row, key, RecipientState.UNKNOWN, outcome.code, outcome.detail, result
-                )
+                self._finish_unknown(one, claim.attempt, code, result)
         result.claims.append(
             ClaimResult(
                 row.recipient_id,
@@ -756,7 +820,7 @@ class _Stretch:
             )
         )
 
-    def _judge_failed(self, one: _Ready, outcome: Failed, result: _Result) -> None:
+    def _judge_failed(self, one: _Row, outcome: Failed, result: _Result) -> None:
         key, row = one.key, one.row
         if outcome.scope is FaultScope.SENDER:
             # Nothing is wrong with the recipient: the row stays as it is and goes on after the resume.
@@ -793,6 +857,13 @@ class _Stretch:
                 attempt=attempt,
                 due_at=bucket,
             )
+        )
+
+    def _finish_unknown(self, one: _Row, attempt: int, code: str, result: _Result) -> None:
+        """Marketing never sends again what may have been sent. The decision keeps the doubtful attempt: should an operator
+        replay it, that attempt and no later one is resumed."""
+        self._finish_badly(
+            one.row, one.key, RecipientState.UNKNOWN, code, code, result, attempt=attempt
         )
 
     def _finish_badly(
@@ -888,6 +959,15 @@ class _Stretch:
             kinds[outcome.kind] = kinds.get(outcome.kind, 0) + 1
         for kind, count in kinds.items():
             metrics.record_sent(self.channel, kind, count)
+
+    async def _note_sent(self, outcomes: Sequence[CallOutcome]) -> None:
+        """Keeps the age of the last send visible (case C51)."""
+        lane, row = self.lane, self.ground.row
+        now = lane.monotonic()
+        if now - self.noted_at < NOTE_EVERY or not any(isinstance(o, Accepted) for o in outcomes):
+            return
+        self.noted_at = now
+        await self._insist(partial(lane.campaigns.sent_now, row.tenant, row.campaign_id))
 
     async def _learn(self, outcomes: Sequence[CallOutcome], began: float) -> None:
         """The provider's pace, storms, and how many rows a chunk can hold."""
@@ -1110,9 +1190,9 @@ class _Due(_Work):
     ) -> None:
         s = self._s
         try:
+            row = s.ground.row
             rows = await self._with_caps(shard, page, rows)
             await s.work(shard, page, rows, read_at)
-            row = s.ground.row
             await s.lane.campaigns.summarise(
                 row.tenant, s.ground.frozen_at, row.campaign_id, [(shard, page)]
             )
@@ -1137,20 +1217,19 @@ class _Due(_Work):
         ladder = ground.policy.ladder
         rung = ladder.index(s.channel) if s.channel in ladder else 0
         used = [person.cap_uses for person in found]
-        moves: list[Move] = []
+        objections: list[_Objection] = []
         uses: list[CapUse] = []
         going: list[tuple[PageSend, Person]] = []
         for row, person in zip(rows, found, strict=True):
             # Uses may be this decision's own, from before a pause; the store can tell them apart, under its lock.
             person.cap_uses = {}
-            decision, caps = ground.decide(
-                ground.key(shard, page, row.recipient_id), person, now, rung
-            )
+            key = ground.key(shard, page, row.recipient_id)
+            decision, caps = ground.decide(key, person, now, rung)
             if decision.state is RecipientState.PENDING and decision.channel is s.channel:
                 going.append((row, person))
                 uses += caps
             else:
-                moves.append(_redecided(decision, now))
+                objections.append(_Objection(row, key, _redecided(decision, now)))
         full: frozenset[str] = frozenset()
         if uses:
             full = await lane.decisions.use_caps(ground.row.tenant, ground.row.campaign_id, uses)
@@ -1158,9 +1237,8 @@ class _Due(_Work):
         for row, person in going:
             if row.recipient_id in full:
                 person.cap_uses = by_id[row.recipient_id]
-                decision, _ = ground.decide(
-                    ground.key(shard, page, row.recipient_id), person, now, rung
-                )
+                key = ground.key(shard, page, row.recipient_id)
+                decision, _ = ground.decide(key, person, now, rung)
                 if decision.state is RecipientState.PENDING:
                     # Filled up since it was read.
                     decision = replace(
@@ -1168,10 +1246,8 @@ class _Due(_Work):
                         state=RecipientState.SUPPRESSED,
                         reason=Reason.FREQUENCY_CAP,
                     )
-                moves.append(_redecided(decision, now))
-        if moves:
-            await lane.decisions.move(moves)
-            s.handled += len(moves)
+                objections.append(_Objection(row, key, _redecided(decision, now)))
+        await s.object(s.scope(shard, page), objections)
         return [row for row, _ in going if row.recipient_id not in full]
 
 
@@ -1210,6 +1286,11 @@ def _sent(key: DecisionKey) -> Move:
 
 def _final(key: DecisionKey, state: RecipientState, reason: str) -> Move:
     return Move(key, _PENDING, state, Cause.SENDER, reason=reason)
+
+
+def _in_flight(key: DecisionKey, until: datetime) -> Move:
+    """Somebody else's lease runs until then."""
+    return _later(key, until + timedelta(seconds=1), "in_flight")
 
 
 def _later(key: DecisionKey, until: datetime, reason: str) -> Move:

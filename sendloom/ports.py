@@ -601,6 +601,14 @@ class CampaignStore(Protocol):
         self, tenant: str, campaign_id: UUID, phase: CampaignPhase, reason: str = ""
     ) -> None: ...
 
+    async def sent_now(self, tenant: str, campaign_id: UUID) -> None:
+        """Something of it has just left; sets `last_send_at`."""
+        ...
+
+    async def list_failure(self, tenant: str, campaign_id: UUID) -> str | None:
+        """Why the pinned list failed after launch, or None."""
+        ...
+
     async def control(self, tenant: str, campaign_id: UUID) -> Control: ...
 
     async def set_control(
@@ -701,8 +709,17 @@ class CampaignStore(Protocol):
         """Ended leases become unknown; decisions whose claim has an outcome get it; missing rows get a bucket. Never sends."""
         ...
 
-    async def cancel_rest(self, campaign: CampaignRow, shard: int | None, reason: str) -> int:
-        """Write every row without a final state as cancelled (also rows never planned), and recompute summaries."""
+    async def cancel_rest(
+        self,
+        campaign: CampaignRow,
+        shard: int | None,
+        reason: str,
+        ledger: Ledger | None = None,
+    ) -> int:
+        """Write every row without a final state as cancelled (also rows never planned), and recompute summaries.
+
+        With a ledger, rows claimed at this moment stay pending for settle, and what has an outcome gets it.
+        """
         ...
 
     async def replay(

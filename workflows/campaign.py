@@ -436,23 +436,23 @@ class CampaignWorkflow:
     async def _settle_and_close(self, frozen: Frozen) -> CloseResult | None:
         """Settles until every recipient has a final state and the sum is the frozen size. None: it must continue as new first."""
         self._phase = CampaignPhase.SETTLING
-        swept = False
         self._shards_ended = True
         while not self._rolling:
+            if self._cancelled:
+                # Before anything is waited for: the numbers are true at once, but for who may be with a provider.
+                await workflow.execute_activity_method(
+                    CampaignActivities.cancel_rest, self._ref, **budgets.SWEEP
+                )
             settled = await workflow.execute_activity_method(
                 CampaignActivities.settle, self._ref, **budgets.SWEEP
             )
             if settled.next_lease_end is not None and settled.next_lease_end > workflow.now():
                 # Somebody crashed with a call in flight. What it came to is known, or unknown, when the lease ends.
-                await workflow.sleep(settled.next_lease_end - workflow.now() + timedelta(seconds=1))
+                await timers.until(
+                    settled.next_lease_end + timedelta(seconds=1), lambda: self._rolling
+                )
                 continue
-            if self._cancelled:
-                if not swept or settled.open_rows:
-                    await workflow.execute_activity_method(
-                        CampaignActivities.cancel_rest, self._ref, **budgets.SWEEP
-                    )
-                    swept = True
-            elif settled.open_rows and settled.earliest_due is not None:
+            if settled.open_rows and settled.earliest_due is not None and not self._cancelled:
                 await self._run_due(frozen)
                 continue
             closed = await workflow.execute_activity_method(
