@@ -84,7 +84,7 @@ class PostgresLedger(PostgresStore):
             if await self._value(SQL["epoch"], *at) != scope.epoch:
                 raise Fenced(f"shard {scope.shard} {scope.channel}: epoch {scope.epoch} is over")
         rows = dict(
-            zip(map(_id, wants), await self._read(scope, wants), strict=True),
+            zip(map(_id, wants), await self.read(scope, wants), strict=True),
         )
         answers: dict[_Id, ClaimAnswer] = {}
         if ours := [
@@ -128,16 +128,8 @@ class PostgresLedger(PostgresStore):
             )
 
     async def read(self, scope: ClaimScope, wants: Sequence[Want]) -> list[ClaimRow | None]:
-        return await self._read(scope, wants)
-
-    async def _read(self, scope: ClaimScope, wants: Sequence[Want]) -> list[ClaimRow | None]:
-        rows = await self._fetch(
-            SQL["read"],
-            *_at(scope),
-            [want.recipient_id for want in wants],
-            [want.send_no for want in wants],
-            [want.device for want in wants],
-        )
+        ids = list({want.recipient_id for want in wants})
+        rows = await self._fetch(SQL["read"], *_at(scope), ids)
         found = {
             (row["recipient_id"], row["send_no"], row["device"]): _row(
                 row, scope.tenant, scope.frozen_at, scope.campaign_id, scope

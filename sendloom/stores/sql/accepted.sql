@@ -30,13 +30,13 @@ UPDATE accepted SET due_at = $3 WHERE tenant = $1 AND id = $2 AND closed_at IS N
 SELECT
 -- include: columns
   FROM accepted
- WHERE tenant = $1 AND recipient_id = $2 AND ($4::timestamptz IS NULL OR accepted_at < $4)
+ WHERE person(tenant, recipient_id) = person($1, $2) AND ($4::timestamptz IS NULL OR accepted_at < $4)
  ORDER BY accepted_at DESC LIMIT $3
 
 -- name: by_correlation
 SELECT
 -- include: columns
-  FROM accepted WHERE tenant = $1 AND correlation_id = $2 ORDER BY accepted_at, id
+  FROM (SELECT * FROM accepted WHERE correlation_id = $2 OFFSET 0) a WHERE tenant = $1 ORDER BY accepted_at, id
 
 -- name: unstarted
 SELECT

@@ -83,7 +83,7 @@ UPDATE campaign_control
 RETURNING version, state, rate_per_second, reason, by
 
 -- name: controls_since
-SELECT tenant, campaign_id, version, state, rate_per_second, reason, by FROM campaign_control WHERE at >= $1
+SELECT tenant, campaign_id, version, state, rate_per_second, reason, by FROM campaign_control WHERE at >= $1 ORDER BY at
 
 -- name: take_epoch
 INSERT INTO cursors AS k (tenant, campaign_id, shard, stage, epoch) VALUES ($1, $2, $3, $4, 1)
@@ -105,15 +105,17 @@ SELECT page, size FROM list_pages WHERE tenant = $1 AND version_id = $2 AND shar
 d.recipient_id, l.variables, r.locale, r.zone, d.attempt, d.send_no, d.not_before, d.not_after,
        a.address_hash, a.sealed, a.verified_at IS NOT NULL AS verified, a.dead_reason,
        (SELECT s.reason FROM suppressions s WHERE s.tenant = $1 AND s.channel = $3 AND s.address_hash = a.address_hash) AS suppressed,
-       EXISTS (SELECT FROM preferences p
-                WHERE p.tenant = $1 AND p.recipient_id = d.recipient_id AND p.opted_out AND p.channel IN ($3, '*')
-                  AND (p.category = $2 OR (p.category = '*' AND (SELECT marketing FROM asked)))) AS opted_out,
+       -- Not EXISTS: that may become a hash of everybody's preferences.
+       (SELECT true FROM preferences p
+         WHERE p.tenant = $1 AND p.recipient_id = d.recipient_id AND p.opted_out AND p.channel IN ($3, '*')
+           AND (p.category = $2 OR (p.category = '*' AND (SELECT marketing FROM asked))) LIMIT 1) IS NOT NULL AS opted_out,
        (r.recipient_id IS NULL OR r.erased_at IS NOT NULL) AS erased, d.reason
 
 -- fragment: send_joins
-  LEFT JOIN list_rows l ON l.tenant = $1 AND l.version_id = $4 AND l.shard = d.shard AND l.page = d.page AND l.recipient_id = d.recipient_id
-  LEFT JOIN recipients r ON r.tenant = $1 AND r.recipient_id = d.recipient_id
-  LEFT JOIN addresses a ON a.tenant = $1 AND a.recipient_id = d.recipient_id AND a.channel = $3
+  LEFT JOIN LATERAL (SELECT x.variables FROM list_rows x WHERE x.tenant = $1 AND x.version_id = $4 AND x.shard = d.shard AND x.page = d.page
+                        AND x.recipient_id = d.recipient_id OFFSET 0) l ON true
+  LEFT JOIN LATERAL (SELECT * FROM recipients x WHERE x.tenant = $1 AND x.recipient_id = d.recipient_id OFFSET 0) r ON true
+  LEFT JOIN LATERAL (SELECT * FROM addresses x WHERE x.tenant = $1 AND x.recipient_id = d.recipient_id AND x.channel = $3 OFFSET 0) a ON true
 
 -- fragment: asked
 WITH asked AS MATERIALIZED (
@@ -143,10 +145,12 @@ SELECT d.shard, d.page, d.state,
  ORDER BY d.shard, d.page, d.recipient_id
 
 -- name: undefer
-UPDATE decisions d SET state = 0, changed_at = now()
+-- The rows are there, so the insert never inserts: an upsert finds each by the unique index, whatever the statistics say.
+INSERT INTO decisions AS d (tenant, frozen_at, campaign_id, shard, page, recipient_id, state)
+SELECT $1, $2::timestamptz, $3, u.shard, u.page, u.recipient_id, 0
   FROM unnest($4::int[], $5::int[], $6::text[]) AS u (shard, page, recipient_id)
- WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = u.shard AND d.page = u.page AND d.recipient_id = u.recipient_id
-   AND d.state = 1
+ON CONFLICT (tenant, frozen_at, campaign_id, shard, page, recipient_id) DO UPDATE SET state = 0, changed_at = now()
+ WHERE d.state = 1
 
 -- name: due
 SELECT min(due_at) AS earliest, count(*) AS waiting FROM decisions
@@ -190,14 +194,14 @@ SELECT l.tenant, $2::timestamptz AS frozen_at, $3::uuid AS campaign_id, l.shard,
        coalesce(d.rung, 0) AS rung, coalesce(d.send_no, 1) AS send_no, coalesce(d.attempt, 0) AS attempt, d.reason,
        d.not_before, d.not_after, d.due_at
   FROM list_rows l
-  LEFT JOIN decisions d ON d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = l.shard AND d.page = l.page
-   AND d.recipient_id = l.recipient_id
+  LEFT JOIN LATERAL (SELECT * FROM decisions x WHERE x.tenant = $1 AND x.frozen_at = $2 AND x.campaign_id = $3 AND x.shard = l.shard
+                        AND x.page = l.page AND x.recipient_id = l.recipient_id OFFSET 0) d ON true
  WHERE l.tenant = $1 AND l.version_id = $4 AND (d.recipient_id IS NULL OR d.state = 0)
    AND (l.shard, l.page, l.recipient_id) > ($5, $6, $7)
  ORDER BY l.shard, l.page, l.recipient_id LIMIT $8
 
 -- name: place_of
-SELECT shard, page FROM list_rows WHERE tenant = $1 AND recipient_id = $2 AND version_id = $3
+SELECT shard, page FROM (SELECT * FROM list_rows WHERE person(tenant, recipient_id) = person($1, $2) OFFSET 0) l WHERE version_id = $3
 
 -- name: open_sends
 -- Pending rows of some shards that a claim may exist for: behind the channel's cursor, or with a bucket that has come.
@@ -210,10 +214,13 @@ SELECT d.shard, d.page, d.channel, d.recipient_id, d.send_no, d.attempt, d.due_a
  ORDER BY d.shard, d.page, d.channel, d.recipient_id
 
 -- name: bucket
-UPDATE decisions d SET due_at = $4, attempt = greatest(d.attempt, u.attempt), changed_at = now()
+-- As `undefer`: the rows are there.
+INSERT INTO decisions AS d (tenant, frozen_at, campaign_id, shard, page, recipient_id, state, due_at, attempt)
+SELECT $1, $2::timestamptz, $3, u.shard, u.page, u.recipient_id, 0, $4, u.attempt
   FROM unnest($5::int[], $6::int[], $7::text[], $8::smallint[]) AS u (shard, page, recipient_id, attempt)
- WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = u.shard AND d.page = u.page AND d.recipient_id = u.recipient_id
-   AND d.state = 0 AND d.due_at IS NULL
+ON CONFLICT (tenant, frozen_at, campaign_id, shard, page, recipient_id) DO UPDATE
+   SET due_at = excluded.due_at, attempt = greatest(d.attempt, excluded.attempt), changed_at = now()
+ WHERE d.state = 0 AND d.due_at IS NULL
 
 -- name: cancel_rows
 -- With or without a decision. $8: those that may be with a provider at this moment.
@@ -228,9 +235,11 @@ ON CONFLICT (tenant, frozen_at, campaign_id, shard, page, recipient_id) DO UPDAT
 
 -- name: give_back_caps
 -- Of everybody of these pages who is not sent to.
-DELETE FROM cap_uses u USING decisions d
- WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = ANY ($5::int[]) AND d.state = 8
-   AND u.tenant = $1 AND u.recipient_id = d.recipient_id AND u.decision_id = $3
+DELETE FROM cap_uses u
+ WHERE u.tenant = $1 AND u.decision_id = $3
+   AND u.recipient_id = ANY (ARRAY(SELECT d.recipient_id FROM decisions d
+                                    WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4
+                                      AND d.page = ANY ($5::int[]) AND d.state = 8))
 
 -- name: shard_pages
 SELECT shard, array_agg(page ORDER BY page) AS pages FROM list_pages

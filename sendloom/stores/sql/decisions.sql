@@ -16,9 +16,8 @@ RETURNING recipient_id
 -- name: of_page
 SELECT
 -- include: columns
-  FROM unnest($6::text[]) AS n (recipient_id)
-  JOIN decisions d ON d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = $5
-   AND d.recipient_id = n.recipient_id
+  FROM decisions d
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = $5 AND d.recipient_id = ANY ($6::text[])
 
 -- name: read
 SELECT
@@ -29,7 +28,7 @@ SELECT
 -- name: by_recipient
 SELECT
 -- include: columns
-  FROM decisions d WHERE d.tenant = $1 AND d.recipient_id = $2 ORDER BY d.frozen_at DESC LIMIT $3
+  FROM decisions d WHERE person(d.tenant, d.recipient_id) = person($1, $2) ORDER BY d.frozen_at DESC LIMIT $3
 
 -- fragment: moved
 UPDATE decisions d
@@ -40,7 +39,7 @@ UPDATE decisions d
               $14::timestamptz[], $15::timestamptz[], $16::timestamptz[])
     AS m (recipient_id, expect, new_state, reason, channel, rung, send_no, attempt, not_before, not_after, due_at)
  WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = $5
-   AND d.recipient_id = m.recipient_id AND (m.expect >> d.state) & 1 = 1
+   AND d.recipient_id = ANY ($6::text[]) AND d.recipient_id = m.recipient_id AND (m.expect >> d.state) & 1 = 1
 
 -- name: move
 -- include: moved
@@ -52,7 +51,7 @@ WITH moved AS (
  RETURNING d.recipient_id, d.state
 ), given_back AS (
     DELETE FROM cap_uses u USING moved m
-     WHERE u.tenant = $1 AND u.recipient_id = m.recipient_id AND u.decision_id = $3 AND m.state = ANY ($17::smallint[])
+     WHERE u.tenant = $1 AND u.recipient_id = ANY ($6::text[]) AND u.recipient_id = m.recipient_id AND u.decision_id = $3 AND m.state = ANY ($17::smallint[])
 )
 SELECT count(*) FROM moved
 

@@ -36,11 +36,12 @@ c.recipient_id, c.send_no, c.device, c.state, c.attempt, c.owner, c.lease_until,
        c.provider, c.provider_message_id, c.code, c.recorded_at, c.delivered_at, c.opened_at, c.bounced_at
 
 -- name: read
+-- Every send number and device of these; the caller picks.
 SELECT
 -- include: columns
-  FROM unnest($7::text[], $8::smallint[], $9::text[]) AS w (recipient_id, send_no, device)
-  JOIN claims c ON c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3 AND c.shard = $4 AND c.page = $5 AND c.channel = $6
-   AND c.recipient_id = w.recipient_id AND c.send_no = w.send_no AND c.device = w.device
+  FROM claims c
+ WHERE c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3 AND c.shard = $4 AND c.page = $5 AND c.channel = $6
+   AND c.recipient_id = ANY ($7::text[])
 
 -- name: record
 -- domain.outcomes.merge: sent wins over everything; otherwise the owner's own attempt, and the higher rank. An upsert always

@@ -17,9 +17,9 @@ l.recipient_id, r.recipient_id IS NOT NULL AS exists, r.locale, r.zone, r.erased
          WHERE u.tenant = $1 AND u.recipient_id = r.recipient_id AND u.local_day >= current_date - 8) END AS cap_uses
 
 -- fragment: joins
-  LEFT JOIN recipients r ON r.tenant = $1 AND r.recipient_id = l.recipient_id
-  LEFT JOIN addresses e ON e.tenant = $1 AND e.recipient_id = r.recipient_id AND e.channel = 'email'
-  LEFT JOIN addresses m ON m.tenant = $1 AND m.recipient_id = r.recipient_id AND m.channel = 'sms'
+  LEFT JOIN LATERAL (SELECT * FROM recipients x WHERE x.tenant = $1 AND x.recipient_id = l.recipient_id OFFSET 0) r ON true
+  LEFT JOIN LATERAL (SELECT * FROM addresses x WHERE x.tenant = $1 AND x.recipient_id = l.recipient_id AND x.channel = 'email' OFFSET 0) e ON true
+  LEFT JOIN LATERAL (SELECT * FROM addresses x WHERE x.tenant = $1 AND x.recipient_id = l.recipient_id AND x.channel = 'sms' OFFSET 0) m ON true
 
 -- fragment: asked
 WITH asked AS MATERIALIZED (

@@ -22,7 +22,7 @@ SELECT a.recipient_id, a.channel, a.address_hash, a.verified_at IS NOT NULL AS v
 INSERT INTO addresses AS a (tenant, recipient_id, channel, address_hash, sealed, verified_at)
 SELECT $1, n.recipient_id, n.channel, n.address_hash, n.sealed, CASE WHEN n.verified THEN now() END
   FROM unnest($2::text[], $3::text[], $4::bytea[], $5::bytea[], $6::boolean[]) AS n (recipient_id, channel, address_hash, sealed, verified)
-  JOIN recipients r ON r.tenant = $1 AND r.recipient_id = n.recipient_id AND r.erased_at IS NULL
+  JOIN LATERAL (SELECT FROM recipients x WHERE x.tenant = $1 AND x.recipient_id = n.recipient_id AND x.erased_at IS NULL OFFSET 0) r ON true
 ON CONFLICT (tenant, recipient_id, channel) DO UPDATE
    SET address_hash = excluded.address_hash, sealed = excluded.sealed, updated_at = now(),
        verified_at = CASE WHEN a.address_hash = excluded.address_hash THEN coalesce(a.verified_at, excluded.verified_at) ELSE excluded.verified_at END,
@@ -40,15 +40,16 @@ SELECT a.channel, a.address_hash, a.sealed, a.verified_at, a.dead_at, a.dead_rea
  WHERE a.tenant = $1 AND a.recipient_id = $2 ORDER BY a.channel
 
 -- name: by_address
-SELECT recipient_id FROM addresses WHERE tenant = $1 AND channel = $2 AND address_hash = $3 ORDER BY recipient_id
+SELECT recipient_id FROM (SELECT * FROM addresses WHERE address_hash = $3 OFFSET 0) a WHERE tenant = $1 AND channel = $2 ORDER BY recipient_id
 
 -- name: verify_address
 UPDATE addresses SET verified_at = coalesce(verified_at, now()), updated_at = now()
  WHERE tenant = $1 AND recipient_id = $2 AND channel = $3 AND address_hash = $4
 
 -- name: mark_dead
-UPDATE addresses SET dead_at = now(), dead_reason = $4, updated_at = now()
- WHERE tenant = $1 AND channel = $2 AND address_hash = $3 AND dead_at IS NULL
+UPDATE addresses a SET dead_at = now(), dead_reason = $4, updated_at = now()
+  FROM (SELECT tenant, recipient_id, channel FROM addresses WHERE address_hash = $3 OFFSET 0) f
+ WHERE f.tenant = $1 AND f.channel = $2 AND a.tenant = f.tenant AND a.recipient_id = f.recipient_id AND a.channel = f.channel AND a.dead_at IS NULL
 
 -- name: remove_address
 DELETE FROM addresses WHERE tenant = $1 AND recipient_id = $2 AND channel = $3
@@ -58,7 +59,9 @@ SELECT device_id, channel, registered_at, last_seen_at, disabled_at FROM devices
 
 -- name: free_token
 -- A device moves with its owner: the token belongs to whoever registered it last.
-DELETE FROM devices WHERE tenant = $1 AND channel = $2 AND token_hash = $3 AND (recipient_id <> $4 OR device_id <> $5)
+DELETE FROM devices d USING (SELECT tenant, recipient_id, device_id, channel FROM devices WHERE token_hash = $3 OFFSET 0) f
+ WHERE f.tenant = $1 AND f.channel = $2 AND (f.recipient_id <> $4 OR f.device_id <> $5)
+   AND d.tenant = f.tenant AND d.recipient_id = f.recipient_id AND d.device_id = f.device_id
 
 -- name: register_device
 INSERT INTO devices AS d (tenant, recipient_id, device_id, channel, token_hash, sealed)
@@ -70,7 +73,10 @@ RETURNING true
 
 -- name: disable_device
 -- Not if it was registered again after what the provider says it knows.
-UPDATE devices SET disabled_at = now() WHERE tenant = $1 AND channel = $2 AND token_hash = $3 AND registered_at <= $4 AND disabled_at IS NULL
+UPDATE devices d SET disabled_at = now()
+  FROM (SELECT tenant, recipient_id, device_id, channel FROM devices WHERE token_hash = $3 OFFSET 0) f
+ WHERE f.tenant = $1 AND f.channel = $2 AND d.tenant = f.tenant AND d.recipient_id = f.recipient_id AND d.device_id = f.device_id
+   AND d.registered_at <= $4 AND d.disabled_at IS NULL
 
 -- name: remove_device
 DELETE FROM devices WHERE tenant = $1 AND recipient_id = $2 AND device_id = $3
@@ -94,7 +100,7 @@ SELECT DISTINCT recipient_id FROM preferences
         SELECT FROM categories c WHERE c.tenant = $1 AND c.category = $3 AND c.message_class = 'marketing')))
 
 -- name: recent_opt_outs
-SELECT recipient_id, category, channel FROM preferences WHERE tenant = $1 AND opted_out AND changed_at >= $2
+SELECT recipient_id, category, channel FROM (SELECT * FROM preferences WHERE opted_out AND changed_at >= $2 OFFSET 0) p WHERE tenant = $1
 
 -- name: consent
 -- Every statement of consent stays as an event; the newest one counts.
@@ -103,7 +109,7 @@ WITH said AS (
     SELECT $1, n.recipient_id, n.category, n.channel, n.at, n.granted, n.source, n.wording
       FROM unnest($2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::boolean[], $7::text[], $8::text[])
         AS n (recipient_id, category, channel, at, granted, source, wording)
-      JOIN recipients r ON r.tenant = $1 AND r.recipient_id = n.recipient_id AND r.erased_at IS NULL
+      JOIN LATERAL (SELECT FROM recipients x WHERE x.tenant = $1 AND x.recipient_id = n.recipient_id AND x.erased_at IS NULL OFFSET 0) r ON true
     ON CONFLICT DO NOTHING
     RETURNING recipient_id, category, channel, at, granted, source, wording
 )
@@ -145,7 +151,7 @@ DELETE FROM consent_events WHERE tenant = $1 AND recipient_id = $2
 DELETE FROM cap_uses WHERE tenant = $1 AND recipient_id = $2
 
 -- name: erase_list_variables
-UPDATE list_rows SET variables = NULL WHERE tenant = $1 AND recipient_id = $2 AND variables IS NOT NULL
+UPDATE list_rows SET variables = NULL WHERE person(tenant, recipient_id) = person($1, $2) AND variables IS NOT NULL
 
 -- name: erase_staged
 DELETE FROM list_staging s USING list_versions v
@@ -154,15 +160,14 @@ DELETE FROM list_staging s USING list_versions v
 -- name: erase_decisions
 -- Pending and deferred only: what was sent was sent. Summaries of the pages touched are recomputed by the caller.
 UPDATE decisions d SET state = 9, reason = 'erased', due_at = NULL, changed_at = now()
- WHERE d.tenant = $1 AND d.recipient_id = $2 AND d.state IN (0, 1)
+ WHERE person(d.tenant, d.recipient_id) = person($1, $2) AND d.state IN (0, 1)
 RETURNING d.frozen_at, d.campaign_id, d.shard, d.page
 
 -- name: erase_payloads
 UPDATE deliveries p SET payload = NULL
-  FROM decisions d
- WHERE d.tenant = $1 AND d.recipient_id = $2
-   AND p.tenant = d.tenant AND p.frozen_at = d.frozen_at AND p.campaign_id = d.campaign_id AND p.recipient_id = d.recipient_id
-   AND p.payload IS NOT NULL
+ WHERE p.tenant = $1 AND p.recipient_id = $2 AND p.payload IS NOT NULL
+   AND p.frozen_at = ANY (ARRAY(SELECT d.frozen_at FROM decisions d WHERE person(d.tenant, d.recipient_id) = person($1, $2)))
+   AND p.campaign_id = ANY (ARRAY(SELECT d.campaign_id FROM decisions d WHERE person(d.tenant, d.recipient_id) = person($1, $2)))
 
 -- name: summarise
 SELECT summarise_pages($1, $2, $3, $4::int[], $5::int[])
