@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from sendloom.embedded.ports import choose_ports
+from sendloom.embedded.ports import choose_ports, read_ports
 from sendloom.embedded.postgres import EmbeddedPostgres
 from sendloom.embedded.temporal import NAMESPACE, EmbeddedTemporal
 from sendloom.embedded.valkey import EmbeddedValkey
@@ -23,8 +23,8 @@ _PREFERRED = {
     "temporal-ui": 8233,
     "temporal-http": 7243,
     "temporal-metrics": 7244,
-    "postgres": 54320,
-    "valkey": 63790,
+    "postgres": 15432,
+    "valkey": 16379,
     "smtp": 2525,
     "simulators": 8025,
 }
@@ -133,13 +133,14 @@ def open_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Home:
 def _ports(directory: Path, old: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, int]:
     wanted = dict(_PREFERRED)
     wanted |= {name: _FIRST_HEALTH_PORT + n for n, name in enumerate(WORKERS)}
+    file = directory / PORTS_FILE
     name = PREFIX + "API__PORT"
-    configured = environ.get(name) or old.get(name)
-    if configured is not None and not configured.isdecimal():
+    given = environ.get(name) or old.get(name)
+    if given is not None and not given.isdecimal():
         raise ConfigurationError(f"{name} is not a port number.")
-    return choose_ports(
-        directory / PORTS_FILE, wanted, {"api": int(configured)} if configured else None
-    )
+    # In the file it is ours, unless somebody changed it.
+    ours = given is None or (name not in environ and read_ports(file).get("api") == int(given))
+    return choose_ports(file, wanted, None if given is None or ours else {"api": int(given)})
 
 
 def _write_private(file: Path, text: str) -> None:

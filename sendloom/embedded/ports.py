@@ -1,13 +1,17 @@
 """Free ports that stay the same over restarts, and an error that names who is in the way."""
 
 import json
+import logging
+import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import psutil
 
 from sendloom.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 
 def free_port() -> int:
@@ -45,6 +49,13 @@ def who_listens(port: int) -> str:
     return "a process of another user"
 
 
+def quiet_port(taken: Collection[int] = ()) -> int:
+    """A free port below those the kernel gives to outgoing connections, which could have it when we come back."""
+    candidates = [port for port in _QUIET if port not in taken]
+    random.shuffle(candidates)
+    return next(port for port in candidates if is_free(port))
+
+
 def choose_ports(
     file: Path,
     wanted: Mapping[str, int],
@@ -54,31 +65,37 @@ def choose_ports(
     one, or any free one. Written to `file`, so that addresses stay true over a restart.
 
     Raises:
-        ConfigurationError: a configured or earlier chosen port is taken. Names the process that has it.
+        ConfigurationError: a configured port is taken. Names the process that has it.
     """
-    earlier: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
+    earlier = read_ports(file)
     chosen: dict[str, int] = {}
     for name, preferred in wanted.items():
-        fixed = (configured or {}).get(name)
-        if fixed is not None:
-            _demand_free(name, fixed, "choose another in the settings")
-            chosen[name] = fixed
-        elif name in earlier:
-            _demand_free(name, earlier[name], f"remove its line from {file} to get another")
-            chosen[name] = earlier[name]
-        else:
-            taken = {*chosen.values(), *earlier.values()}
-            port = preferred if preferred not in taken and is_free(preferred) else free_port()
-            while port in taken:
-                port = free_port()
-            chosen[name] = port
+        taken = {*chosen.values(), *(port for n, port in earlier.items() if n != name)}
+        if (port := (configured or {}).get(name)) is not None:
+            if not is_free(port):
+                raise ConfigurationError(
+                    f"port {port}, configured for {name}, is taken by {who_listens(port)}. "
+                    "Stop it, or choose another in the settings."
+                )
+        elif (port := earlier.get(name, preferred)) in taken or not is_free(port):
+            if name in earlier:
+                log.warning(
+                    "a port chosen earlier is taken now; using another",
+                    extra={"part": name, "port": port, "taken_by": who_listens(port)},
+                )
+            port = quiet_port(taken)
+        chosen[name] = port
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({**earlier, **chosen}, indent=1) + "\n")
     return chosen
 
 
-def _demand_free(name: str, port: int, fix: str) -> None:
-    if not is_free(port):
-        raise ConfigurationError(
-            f"port {port}, wanted for {name}, is taken by {who_listens(port)}. Stop it, or {fix}."
-        )
+def read_ports(file: Path) -> dict[str, int]:
+    """What was chosen last time."""
+    if not file.exists():
+        return {}
+    ports: dict[str, int] = json.loads(file.read_text())
+    return ports
+
+
+_QUIET = range(20_000, 30_000)

@@ -39,16 +39,31 @@ def test_chosen_ports_stay_over_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_configured_port_that_is_taken_names_the_process(tmp_path: Path, taken: int) -> None:
-    with pytest.raises(ConfigurationError, match=rf"port {taken}.*api.*process {os.getpid()} \("):
+    with pytest.raises(
+        ConfigurationError, match=rf"port {taken}, configured for api.*process {os.getpid()} \("
+    ):
         choose_ports(tmp_path / PORTS_FILE, {"api": free_port()}, {"api": taken})
 
 
-def test_a_port_chosen_earlier_that_is_taken_now_names_the_process(
-    tmp_path: Path, taken: int
+def test_a_port_chosen_earlier_that_is_taken_now_gives_way_and_names_the_process(
+    tmp_path: Path, taken: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / PORTS_FILE).write_text(json.dumps({"smtp": taken}))
-    with pytest.raises(ConfigurationError, match=rf"process {os.getpid()} .*{PORTS_FILE}"):
-        choose_ports(tmp_path / PORTS_FILE, {"smtp": free_port()})
+    chosen = choose_ports(tmp_path / PORTS_FILE, {"smtp": free_port()})
+    assert chosen["smtp"] != taken
+    assert f"process {os.getpid()} " in vars(caplog.records[-1])["taken_by"]
+    assert choose_ports(tmp_path / PORTS_FILE, {"smtp": free_port()}) == chosen
+
+
+def test_the_api_port_in_the_settings_file_counts_as_configured_once_somebody_changed_it(
+    tmp_path: Path, taken: int
+) -> None:
+    open_home(tmp_path, {})
+    file = tmp_path / SETTINGS_FILE
+    port = load_settings({"SENDLOOM_HOME": str(tmp_path)}).api.port
+    file.write_text(file.read_text().replace(f"API__PORT={port}", f"API__PORT={taken}"))
+    with pytest.raises(ConfigurationError, match=f"port {taken}, configured for api"):
+        open_home(tmp_path, {})
 
 
 def test_who_listens_says_so_of_a_port_nobody_has() -> None:
