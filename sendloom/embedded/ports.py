@@ -13,13 +13,14 @@ from sendloom.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
+_QUIET = range(20_000, 30_000)
 
-def free_port() -> int:
-    """A port nobody listens on at this moment."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
+
+def free_port(taken: Collection[int] = ()) -> int:
+    """A free port below those the kernel gives to outgoing connections, which could have it when we come back."""
+    candidates = [port for port in _QUIET if port not in taken]
+    random.shuffle(candidates)
+    return next(port for port in candidates if is_free(port))
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
@@ -49,13 +50,6 @@ def who_listens(port: int) -> str:
     return "a process of another user"
 
 
-def quiet_port(taken: Collection[int] = ()) -> int:
-    """A free port below those the kernel gives to outgoing connections, which could have it when we come back."""
-    candidates = [port for port in _QUIET if port not in taken]
-    random.shuffle(candidates)
-    return next(port for port in candidates if is_free(port))
-
-
 def choose_ports(
     file: Path,
     wanted: Mapping[str, int],
@@ -83,7 +77,7 @@ def choose_ports(
                     "a port chosen earlier is taken now; using another",
                     extra={"part": name, "port": port, "taken_by": who_listens(port)},
                 )
-            port = quiet_port(taken)
+            port = free_port(taken)
         chosen[name] = port
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({**earlier, **chosen}, indent=1) + "\n")
@@ -96,6 +90,3 @@ def read_ports(file: Path) -> dict[str, int]:
         return {}
     ports: dict[str, int] = json.loads(file.read_text())
     return ports
-
-
-_QUIET = range(20_000, 30_000)
