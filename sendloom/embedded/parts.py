@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import pwd
 import signal
@@ -138,15 +139,26 @@ def running(
         stop(part, process)
 
 
-def tail(log: Path, lines: int = 15) -> str:
-    """The last lines of a log, for an error message."""
+def tail(log: Path, lines: int = 8) -> str:
+    """The last lines of a log as a person reads them, for an error message."""
     try:
         with log.open("rb") as f:
             f.seek(0, os.SEEK_END)
-            f.seek(max(0, f.tell() - 8192))
-            return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
+            f.seek(max(0, f.tell() - 16_384))
+            last = f.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return f"({log} cannot be read)"
+    return "\n".join(map(_readable, last))
+
+
+def _readable(line: str) -> str:
+    """Of our own JSON lines the message, and of a trace its last line."""
+    try:
+        entry = json.loads(line)
+        trace = str(entry.get("trace", "")).strip().splitlines()
+        return f"{entry['level']} {entry['message']}" + (f": {trace[-1]}" if trace else "")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return line
 
 
 _PR_SET_PDEATHSIG = 1
