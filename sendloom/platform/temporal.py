@@ -39,6 +39,11 @@ async def connect(
     """
     t = settings.temporal
     tls = _tls(t)
+    if settings.telemetry.otlp_endpoint is not None:
+        # Imported only where traces go somewhere. Workers inherit it from their client.
+        from temporalio.contrib.opentelemetry import TracingInterceptor
+
+        interceptors = [*interceptors, TracingInterceptor()]
     try:
         async with asyncio.timeout(t.connect_seconds):
             client = await Client.connect(

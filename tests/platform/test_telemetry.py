@@ -1,21 +1,29 @@
 """Traces reach a collector over a real socket, carry nothing personal, and never hold anything up (OPS-4)."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Status, StatusCode
+from pydantic import BaseModel, SecretBytes, SecretStr
 
 from sendloom.embedded.ports import free_port
 from sendloom.platform.telemetry import OtlpJsonExporter, install
-from sendloom.settings import TelemetrySettings
+from sendloom.settings import PREFIX, Settings, TelemetrySettings
+
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -87,6 +95,66 @@ def test_a_collector_that_is_gone_holds_nothing_up() -> None:
             pass
     assert time.monotonic() - began < 5
     spans.shutdown()
+
+
+def test_starting_a_workflow_is_traced_when_there_is_a_collector(
+    temporal_server: str, make_settings: Callable[..., Settings]
+) -> None:
+    with collector() as (endpoint, received):
+        settings = make_settings(
+            temporal={"address": temporal_server, "connect_seconds": 10},
+            telemetry={"otlp_endpoint": endpoint, "sample_ratio": 1},
+        )
+        # In a process of its own: a tracer provider is installed once and for all.
+        script = (
+            "import asyncio, sys\n"
+            "from sendloom.platform import process, telemetry\n"
+            "from sendloom.platform.temporal import connect\n"
+            "from sendloom.settings import load_settings\n"
+            "async def main():\n"
+            "    settings = load_settings()\n"
+            "    provider = telemetry.install(settings.telemetry, 'test')\n"
+            "    client = await connect(settings)\n"
+            "    await client.start_workflow('Nobody', id=sys.argv[1], task_queue='nobody')\n"
+            "    provider.shutdown()\n"
+            "process.run_and_leave(main)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, f"traced-{uuid4()}"],
+            env=variables_of(settings),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+    names = {
+        span["name"]
+        for _, body in received
+        for span in body["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    }
+    assert "StartWorkflow:Nobody" in names
+
+
+def variables_of(settings: Settings) -> dict[str, str]:
+    """The environment that gives a process these settings."""
+
+    def leaves(part: BaseModel, prefix: str) -> Iterator[tuple[str, str]]:
+        for name, value in part:
+            match value:
+                case BaseModel():
+                    yield from leaves(value, f"{prefix}{name}__".upper())
+                case SecretBytes():
+                    yield f"{prefix}{name}".upper(), b64encode(value.get_secret_value()).decode()
+                case SecretStr():
+                    yield f"{prefix}{name}".upper(), value.get_secret_value()
+                case None:
+                    pass
+                case _:
+                    yield f"{prefix}{name}".upper(), str(value)
+
+    return dict(leaves(settings, PREFIX))
 
 
 def test_without_a_collector_there_is_nothing_to_run() -> None:
