@@ -177,10 +177,10 @@ def row_for(phase: Phase, code: int, enhanced: str, text: str) -> Row | None:
     return None
 
 
-def accepted(text: str, *, provider: str = PROVIDER) -> Accepted:
-    """The relay's queue id if it names one; senders put the Message-ID where it does not."""
+def accepted(text: str, *, provider: str = PROVIDER, else_id: str = "") -> Accepted:
+    """Named by the relay's queue id, or by `else_id` when it tells none."""
     found = _QUEUE_ID.search(text)
-    return Accepted(provider=provider, provider_message_id=found[1] if found else "")
+    return Accepted(provider=provider, provider_message_id=found[1] if found else else_id)
 
 
 def unanswered(
