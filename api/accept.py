@@ -17,7 +17,7 @@ from schemas.api import AcceptedAnswer, Variables
 from schemas.content import Content
 from schemas.kinds import Channel, Kind, MessageClass
 from sendloom.domain.ids import derived_id
-from sendloom.domain.rendering import MissingVariable, compile_template
+from sendloom.domain.rendering import MissingVariable
 from sendloom.errors import Refusal
 from sendloom.platform.metrics.http import record_replay
 from sendloom.ports import AcceptedRow, Category, Person, TemplateParts
@@ -181,7 +181,7 @@ async def _require_internal(parts: Parts, caller: Caller, recipient_id: str) -> 
 
 
 def require_variables(
-    found: Found, variables: Variables, *, ours: frozenset[str] = frozenset()
+    parts: Parts, caller: Caller, found: Found, variables: Variables, ours: tuple[str, ...] = ()
 ) -> None:
     """Every variable that a part of the template on the ladder needs, with a value that can be shown; `ours` we fill in.
 
@@ -190,17 +190,9 @@ def require_variables(
     """
     filled: Mapping[str, Any] = {**variables, **dict.fromkeys(ours, "0")}
     for part in found.parts:
-        if part.channel not in found.category.ladder:
-            continue
-        compiled = compile_template(
-            part.channel,
-            subject=part.subject,
-            text=part.text,
-            html=part.html,
-            variables=part.variables,
-        )
-        for name in compiled.missing(filled):
-            raise MissingVariable(name)
+        if part.channel in found.category.ladder:
+            for name in parts.compiled.of(caller.id, part).missing(filled):
+                raise MissingVariable(name)
 
 
 def usable(found: Found, *, verifying: Channel | None = None) -> list[Channel]:

@@ -9,6 +9,7 @@ from fastapi import Depends, Header, Request
 from fastapi.security import HTTPBearer
 
 from api.auth import Caller, Scope, authenticate
+from api.compiled import CompiledTemplates
 from api.limits import DEFAULT_PER_SECOND, Limiter
 from api.ports import Audit, Catalog, Limits, Lists, Recipients, Workflows
 from api.timing import ANSWER_WITHIN, within
@@ -56,6 +57,7 @@ class Parts:
     publish_control: Callable[[str, UUID, Control], Awaitable[None]]
     """Tells senders of a new control row sooner than their own look at it. Losing it loses nothing."""
     limiter: Limiter
+    compiled: CompiledTemplates
     probes: dict[str, Callable[[], Awaitable[None]]]
     """What readiness asks, by name; each raises when its part does not answer."""
 
@@ -82,7 +84,7 @@ def per_second(caller: Caller) -> float:
     return float(value) if isinstance(value, int | float) and value > 0 else DEFAULT_PER_SECOND
 
 
-def parts(request: Request) -> Parts:
+async def parts(request: Request) -> Parts:
     found: Parts = request.app.state.parts
     return found
 
@@ -122,7 +124,7 @@ Supporter = Annotated[Caller, Depends(caller(Scope.SUPPORT, Scope.OPS))]
 Admin = Annotated[Caller, Depends(caller())]
 
 
-def idempotency_key(
+async def idempotency_key(
     value: Annotated[
         str | None,
         Header(

@@ -52,7 +52,7 @@ async def _take_on(parts: Parts, ask: Ask, body: NotificationRequest) -> tuple[A
     async def make(found: Found) -> AcceptedRow:
         category = found.category
         parts.leave_room(caller, category.message_class)
-        accept.require_variables(found, body.variables)
+        accept.require_variables(parts, caller, found, body.variables)
         channels = accept.usable(found)
         expires_at = accept.expiry(ask.now, body.ttl_seconds, category)
         given = NotificationInput(

@@ -42,7 +42,7 @@ from sendloom.ports import AcceptedRow, PasscodeRow
 
 router = APIRouter(prefix="/v1/passcodes", tags=["passcodes"])
 
-OURS = frozenset({"code"})
+OURS = ("code",)
 """The variable that we fill in."""
 
 VERIFY_WINDOW = timedelta(hours=1)
@@ -91,7 +91,7 @@ async def _take_on(parts: Parts, ask: Ask, body: PasscodeRequest) -> tuple[Accep
         parts.leave_room(caller, category.message_class)
         expires_at = ask.now + _ttl(body.ttl_seconds, category.ttl_seconds)
         variables = {name: v for name, v in body.variables.items() if name not in OURS}
-        accept.require_variables(found, variables, ours=OURS)
+        accept.require_variables(parts, caller, found, variables, OURS)
         address = _to_verify(caller, body)
         channels = accept.usable(found, verifying=body.verify.channel if body.verify else None)
         code = rules.validate_code(body.code) if body.code is not None else _draw(caller.mode)

@@ -73,7 +73,7 @@ async def _take_on(parts: Parts, ask: Ask, body: ReminderRequest) -> tuple[Accep
         category, person = found.category, found.person
         assert person is not None
         parts.leave_room(caller, category.message_class)
-        accept.require_variables(found, body.variables)
+        accept.require_variables(parts, caller, found, body.variables)
         channels = accept.usable(found)
         ttl = accept.expiry(ask.now, body.ttl_seconds, category) - ask.now
         given = ReminderInput(

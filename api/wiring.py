@@ -9,6 +9,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from activities.reminders import ReminderActivities
+from api.compiled import CompiledTemplates
 from api.deps import Parts
 from api.limits import Limiter
 from api.ports import Workflows
@@ -32,7 +33,7 @@ from sendloom.stores.passcodes import PostgresPasscodes
 from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import Pool, open_pool
 from sendloom.stores.recipients import PostgresRecipients
-from sendloom.stores.redis_client import DOWN, Redis, open_redis
+from sendloom.stores.redis_client import DOWN, Redis
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ async def parts(settings: Settings, workflows: Workflows | None = None) -> Async
             resolve_due=reminding.resolve,
             publish_control=mirror.publish,
             limiter=Limiter(),
+            compiled=CompiledTemplates(),
             probes=probes,
         )
 
