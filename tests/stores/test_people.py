@@ -1,0 +1,263 @@
+"""What the gates are told about people, and what callers say about them."""
+
+import asyncio
+from datetime import timedelta
+from uuid import uuid4
+
+from schemas.kinds import Channel, MessageClass, RecipientState
+from schemas.notifications import DecisionKey, DeliveryKey
+from sendloom.ports import CapUse, Decision, DeliveryRow
+from sendloom.rows import AddressWrite, Consent, Preference, RecipientWrite
+from tests.stores.conftest import NOW, Stores, World, a_category, a_row
+
+EMAIL = AddressWrite(Channel.EMAIL, "Ann@example.com", "ann@example.com", verified=True)
+SMS = AddressWrite(Channel.SMS, "+12025550101", "+12025550101")
+
+
+def consent(category: str = "offers.weekly", granted: bool = True, at: int = 0) -> Consent:
+    return Consent(category, "*", granted, NOW + timedelta(seconds=at), "form", "I agree")
+
+
+async def test_everything_about_several_people_in_the_order_asked(
+    stores: Stores, world: World
+) -> None:
+    t = world.tenant
+    await stores.recipients.upsert(
+        t,
+        [
+            RecipientWrite("ann", "de", "Europe/Berlin", {"plan": "pro"}, True, (EMAIL, SMS)),
+            RecipientWrite("bob"),
+        ],
+    )
+    await stores.recipients.record_consents(t, "ann", [consent()])
+    await stores.recipients.set_preferences(
+        t, "ann", [Preference("offers.weekly", "sms", True, "page")]
+    )
+    assert await stores.recipients.register_device(t, "ann", "pad", Channel.APNS, "token-1")
+    await stores.ledger.suppress(
+        t,
+        Channel.EMAIL,
+        stores.sealer.address_hash(t, Channel.EMAIL, "ann@example.com"),
+        "complaint",
+        "test",
+    )
+    nobody, ann, bob = await stores.people.people(
+        t, "offers.weekly", ["nobody", "ann", "bob"], False
+    )
+    assert (nobody.recipient_id, nobody.exists) == ("nobody", False)
+    assert (ann.exists, ann.locale, ann.zone, ann.erased) == (True, "de", "Europe/Berlin", False)
+    email, sms = ann.addresses[Channel.EMAIL], ann.addresses[Channel.SMS]
+    assert stores.sealer.open("address", t, email.sealed) == b"Ann@example.com"
+    assert (email.verified, sms.verified, email.dead_reason) == (True, False, None)
+    assert ann.suppressed == {Channel.EMAIL: "complaint"}
+    assert (ann.opted_out, ann.consented) == (frozenset({"sms"}), frozenset({"*"}))
+    [device] = ann.devices
+    assert stores.sealer.open("device", t, device.sealed) == b"token-1"
+    assert (bob.exists, bob.addresses, bob.consented) == (True, {}, frozenset())
+
+
+async def test_one_person_is_read_like_many(stores: Stores, world: World) -> None:
+    await stores.recipients.upsert(world.tenant, [RecipientWrite("ann", addresses=(EMAIL,))])
+    [ann] = await stores.people.people(world.tenant, "offers.weekly", ["ann"], True)
+    assert ann.addresses.keys() == {Channel.EMAIL}
+    assert ann.cap_uses == {}
+
+
+async def test_c71_leaving_all_marketing_leaves_only_marketing(
+    stores: Stores, world: World
+) -> None:
+    t = world.tenant
+    await stores.catalog.put_category(
+        a_category(t, category="security.otp", message_class=MessageClass.SECURITY)
+    )
+    await stores.recipients.upsert(t, [RecipientWrite("ann")])
+    await stores.recipients.set_preferences(t, "ann", [Preference("*", "*", True, "page")])
+    for category, out in (("offers.weekly", {"*"}), ("security.otp", set())):
+        [ann] = await stores.people.people(t, category, ["ann"], False)
+        assert ann.opted_out == out
+        said = await stores.recipients.opted_out(t, category, Channel.EMAIL, ["ann", "bob"])
+        assert said == ({"ann"} if out else set())
+
+
+async def test_cap_days_are_given_by_scope_for_the_last_days_only(
+    stores: Stores, world: World
+) -> None:
+    await stores.recipients.upsert(world.tenant, [RecipientWrite("ann")])
+    today = NOW.date()
+    days = [today, today, today - timedelta(days=1), today - timedelta(days=30)]
+    for day in days:
+        await stores.decisions.use_caps(
+            world.tenant, uuid4(), [CapUse("ann", "marketing", day, None, None)]
+        )
+    [ann] = await stores.people.people(world.tenant, "offers.weekly", ["ann"], True)
+    assert sorted(ann.cap_uses["marketing"]) == sorted(days[:3])
+    [ann] = await stores.people.people(world.tenant, "offers.weekly", ["ann"], False)
+    assert ann.cap_uses == {}
+
+
+async def test_a_page_of_members_has_their_variables_and_who_was_erased(
+    stores: Stores, world: World
+) -> None:
+    version = await world.list_of([a_row(0), a_row(1, variables={}), a_row(2)])
+    await stores.recipients.erase(world.tenant, "r002")
+    members = await stores.campaigns.members(world.tenant, "offers.weekly", version, 0, 0, False)
+    assert [m.recipient_id for m in members] == ["r000", "r001", "r002"]
+    assert [dict(m.variables) for m in members] == [{"name": "N0"}, {}, {}]
+    assert [m.person.erased for m in members] == [False, False, True]
+    assert members[0].person.consented == {"*"}
+    assert members[0].person.addresses[Channel.EMAIL].verified
+    assert members[2].person.addresses == {}
+
+
+async def test_what_is_left_out_stays_and_another_address_is_not_verified(
+    stores: Stores, world: World
+) -> None:
+    t = world.tenant
+    await stores.recipients.upsert(
+        t, [RecipientWrite("ann", "de", "Europe/Berlin", {"a": 1}, True, (EMAIL, SMS))]
+    )
+    await stores.recipients.upsert(t, [RecipientWrite("ann", zone="Europe/Paris")])
+    ann = await stores.recipients.get(t, "ann")
+    assert ann is not None
+    assert (ann.locale, ann.zone, ann.attributes, ann.internal) == (
+        "de",
+        "Europe/Paris",
+        {"a": 1},
+        True,
+    )
+    assert [a.channel for a in ann.addresses] == [Channel.EMAIL, Channel.SMS]
+    other = AddressWrite(Channel.EMAIL, "ann@example.net", "ann@example.net")
+    old = ann.addresses[0].address_hash
+    assert await stores.recipients.mark_dead(t, Channel.EMAIL, old, "hard_bounce") == 1
+    await stores.recipients.upsert(t, [RecipientWrite("ann", addresses=(other,))])
+    ann = await stores.recipients.get(t, "ann")
+    assert ann is not None
+    email = ann.addresses[0]
+    assert (email.verified_at, email.dead_reason) == (None, None)
+    assert not await stores.recipients.verify_address(t, "ann", Channel.EMAIL, old)
+    assert await stores.recipients.verify_address(t, "ann", Channel.EMAIL, email.address_hash)
+    # Giving the same one again does not take that back.
+    await stores.recipients.upsert(t, [RecipientWrite("ann", addresses=(other,))])
+    ann = await stores.recipients.get(t, "ann")
+    assert ann is not None
+    assert ann.addresses[0].verified_at is not None
+    assert await stores.recipients.by_address(t, Channel.EMAIL, "ann@example.net") == ["ann"]
+    assert await stores.recipients.by_address(t, Channel.EMAIL, "ann@example.com") == []
+    assert await stores.recipients.remove_address(t, "ann", Channel.EMAIL)
+
+
+async def test_a_device_moves_with_its_owner_and_a_late_report_does_not_kill_a_new_registration(
+    stores: Stores, world: World
+) -> None:
+    t, recipients = world.tenant, stores.recipients
+    await recipients.upsert(t, [RecipientWrite("ann"), RecipientWrite("bob")])
+    assert await recipients.register_device(t, "ann", "phone", Channel.FCM, "token")
+    assert await recipients.register_device(t, "bob", "phone", Channel.FCM, "token")
+    ann, bob = await recipients.get(t, "ann"), await recipients.get(t, "bob")
+    assert ann is not None
+    assert bob is not None
+    assert ann.devices == ()
+    [device] = bob.devices
+    before = device.registered_at - timedelta(seconds=1)
+    assert not await recipients.disable_device(t, Channel.FCM, "token", before)
+    assert await recipients.disable_device(t, Channel.FCM, "token", device.registered_at)
+    [person] = await stores.people.people(t, "offers.weekly", ["bob"], False)
+    assert person.devices == []
+    assert not await recipients.register_device(t, "nobody", "x", Channel.FCM, "token-2")
+    assert await recipients.remove_device(t, "bob", "phone")
+
+
+async def test_the_newest_consent_counts_whatever_order_they_come_in(
+    stores: Stores, world: World
+) -> None:
+    t, recipients = world.tenant, stores.recipients
+    await recipients.upsert(t, [RecipientWrite("ann")])
+    await recipients.record_consents(t, "ann", [consent(at=10, granted=False), consent(at=5)])
+    await recipients.record_consents(t, "ann", [consent(at=7)])
+    [stored] = await recipients.consents(t, "ann")
+    assert (stored.granted, stored.at) == (False, NOW + timedelta(seconds=10))
+    [ann] = await stores.people.people(t, "offers.weekly", ["ann"], False)
+    assert ann.consented == frozenset()
+    events = await stores.pool.fetchval("SELECT count(*) FROM consent_events WHERE tenant = $1", t)
+    assert events == 3
+
+
+async def test_preferences_are_told_and_recent_opt_outs_found(stores: Stores, world: World) -> None:
+    t, recipients = world.tenant, stores.recipients
+    out = [Preference("*", "email", True, "one-click"), Preference("a.b", "*", False, "page")]
+    await recipients.set_preferences(t, "ann", out)
+    stored = await recipients.preferences(t, "ann")
+    assert [(p.category, p.channel, p.opted_out) for p in stored] == [
+        ("*", "email", True),
+        ("a.b", "*", False),
+    ]
+    changed_at = stored[0].changed_at
+    assert changed_at is not None
+    assert await recipients.recent_opt_outs(t, changed_at) == [("ann", "*", "email")]
+    assert await recipients.recent_opt_outs(t, changed_at + timedelta(seconds=1)) == []
+
+
+async def test_erasing_takes_all_that_is_personal_and_keeps_suppressions(
+    stores: Stores, world: World
+) -> None:
+    t = world.tenant
+    campaign = await world.campaign(4)
+    planned = await world.plan(campaign)
+    key = DecisionKey(tenant=t, frozen_at=NOW, campaign_id=uuid4(), recipient_id="r001")
+    delivery = DeliveryRow(DeliveryKey(**dict(key), channel=Channel.EMAIL), b"a", b"{}")
+    await stores.decisions.insert([Decision(key, RecipientState.SENT)], [delivery])
+    address_hash = stores.sealer.address_hash(t, Channel.EMAIL, "r001@example.com")
+    await stores.ledger.suppress(t, Channel.EMAIL, address_hash, "stop", "test")
+    assert await stores.recipients.erase(t, "r001")
+    assert not await stores.recipients.erase(t, "nobody")
+    person = await stores.recipients.get(t, "r001")
+    assert person is not None
+    assert person.erased_at is not None
+    assert (person.locale, person.zone, person.addresses) == (None, None, ())
+    assert await stores.recipients.consents(t, "r001") == []
+    assert await stores.ledger.suppression(t, Channel.EMAIL, [address_hash])
+    assert await stores.decisions.delivery(delivery.key) is None
+    stored = await stores.decisions.read(planned[1].key)
+    assert stored is not None
+    assert stored.state is RecipientState.ERASED
+    sent = await stores.decisions.read(key)
+    assert sent is not None
+    assert sent.state is RecipientState.SENT
+    counts = await stores.campaigns.counts(t, campaign.campaign_id)
+    assert (counts[RecipientState.ERASED], sum(counts.values())) == (1, 4)
+    # A list that still has them does not bring them back; somebody who says so does.
+    await world.list_of([a_row(1)], "again")
+    person = await stores.recipients.get(t, "r001")
+    assert person is not None
+    assert (person.erased_at is not None, person.addresses) == (True, ())
+    await stores.recipients.upsert(t, [RecipientWrite("r001", addresses=(EMAIL,))])
+    person = await stores.recipients.get(t, "r001")
+    assert person is not None
+    assert person.erased_at is None
+    assert len(person.addresses) == 1
+
+
+async def test_suppressions_are_listed_page_by_page(stores: Stores, world: World) -> None:
+    hashes = sorted(bytes([n]) * 16 for n in range(5))
+    for one in hashes:
+        await stores.ledger.suppress(world.tenant, Channel.SMS, one, "manual", "ops")
+    first = await stores.recipients.suppressions(world.tenant, None, 3)
+    rest = await stores.recipients.suppressions(
+        world.tenant, Channel.SMS, 3, (first[-1].channel, first[-1].address_hash)
+    )
+    assert [one.address_hash for one in first + rest] == hashes
+
+
+async def test_two_lists_and_a_caller_writing_the_same_people_do_not_wait_for_each_other(
+    stores: Stores, world: World
+) -> None:
+    rows = [a_row(n) for n in range(60)]
+    await asyncio.gather(
+        world.list_of(rows, "one"),
+        world.list_of(rows[::-1], "two"),
+        stores.recipients.upsert(
+            world.tenant, [RecipientWrite(f"r{n:03}", "fr") for n in reversed(range(60))]
+        ),
+    )
+    people = await stores.people.people(world.tenant, "offers.weekly", ["r000", "r059"], False)
+    assert all(person.exists for person in people)

@@ -1,0 +1,103 @@
+"""Who serves what: the one place that builds workers."""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
+from temporalio.worker import Worker, WorkerDeploymentConfig
+
+from schemas.kinds import MessageClass
+from sendloom.domain.lanes import OPS_QUEUE, Lane, flow_queue
+from workers.sandbox import fast_runner
+from workflows.notification import NotificationWorkflow
+from workflows.passcode import PasscodeWorkflow
+from workflows.reminder import ReminderWorkflow
+
+Activities = Sequence[Callable[..., Any]]
+
+WORKFLOWS: tuple[type, ...] = (NotificationWorkflow, PasscodeWorkflow, ReminderWorkflow)
+"""Every workflow there is. Each class's flow queue serves all of them."""
+
+DRAIN = timedelta(seconds=20)
+"""Shorter than what the supervisor waits before it kills (30 s). A call that takes longer is finished beyond it if it may."""
+
+STICKY = {
+    # What a killed worker's cached workflow waits before another worker may have it.
+    MessageClass.SECURITY: timedelta(seconds=1),
+    MessageClass.TRANSACTIONAL: timedelta(seconds=2),
+    MessageClass.MARKETING: timedelta(seconds=3),
+}
+
+CACHED_WORKFLOWS = 2_000
+"""Passcodes wait ten minutes for their checks; one cached workflow is some 50 KB."""
+
+FLOW_ACTIVITIES = 100
+LOCAL_ACTIVITIES = 200
+
+DEPLOYMENT = "sendloom"
+
+
+def flow_worker(
+    client: Client, message_class: MessageClass, activities: Activities, build_id: str | None
+) -> Worker:
+    """Workflows of one class, and the activities that call no provider."""
+    queue = flow_queue(message_class)
+    return Worker(
+        client,
+        task_queue=queue,
+        workflows=WORKFLOWS,
+        activities=activities,
+        workflow_runner=fast_runner(),
+        max_cached_workflows=CACHED_WORKFLOWS,
+        max_concurrent_activities=FLOW_ACTIVITIES,
+        max_concurrent_local_activities=LOCAL_ACTIVITIES,
+        sticky_queue_schedule_to_start_timeout=STICKY[message_class],
+        **_common(queue, build_id),
+    )
+
+
+def lane_worker(client: Client, lane: Lane, activities: Activities, build_id: str | None) -> Worker:
+    """One lane: nothing but its sends."""
+    return Worker(
+        client,
+        task_queue=lane.queue,
+        activities=activities,
+        max_concurrent_activities=lane.activity_slots,
+        **_common(lane.queue, build_id),
+    )
+
+
+def ops_worker(client: Client, activities: Activities, build_id: str | None) -> Worker:
+    """Housekeeping."""
+    return Worker(
+        client,
+        task_queue=OPS_QUEUE,
+        activities=activities,
+        max_concurrent_activities=4,
+        **_common(OPS_QUEUE, build_id),
+    )
+
+
+def _common(queue: str, build_id: str | None) -> dict[str, Any]:
+    return {
+        "identity": f"{socket.gethostname()}/{os.getpid()}/{queue}",
+        "graceful_shutdown_timeout": DRAIN,
+        # Beats come every second from a timer; throttling them to 80 % of the time-out would leave no room for a slow one.
+        "max_heartbeat_throttle_interval": timedelta(seconds=1),
+        "default_heartbeat_throttle_interval": timedelta(seconds=1),
+        "deployment_config": _deployment(build_id),
+    }
+
+
+def _deployment(build_id: str | None) -> WorkerDeploymentConfig | None:
+    if build_id is None:
+        return None
+    return WorkerDeploymentConfig(
+        version=WorkerDeploymentVersion(DEPLOYMENT, build_id),
+        use_worker_versioning=True,
+        default_versioning_behavior=VersioningBehavior.PINNED,
+    )

@@ -1,0 +1,104 @@
+"""What `sendloom worker` runs: one class with its lanes and its flow queue, some lanes, or housekeeping."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from temporalio.client import Client
+
+from schemas.kinds import MessageClass
+from sendloom.domain.lanes import LANES, Lane, lanes_of
+from sendloom.errors import ConfigurationError
+from sendloom.platform import logging as our_logging
+from sendloom.platform import process, telemetry
+from sendloom.platform.temporal import connect
+from sendloom.settings import Settings, load_settings
+from sendloom.stores.migrations.runner import check_schema
+from workers import wiring
+from workers.fleet import flow_worker, lane_worker, ops_worker
+from workers.health import Health, listening
+from workers.serve import Background, serve
+
+log = logging.getLogger(__name__)
+
+OPS = "ops"
+
+
+def main(message_class: str | None, lanes: Sequence[str] | None, health_port: int | None) -> None:
+    """Serve until SIGTERM, then leave. Never returns.
+
+    Raises:
+        ConfigurationError: it cannot even be tried.
+    """
+    settings = load_settings()
+    serves = _serves(message_class, lanes or ())
+    our_logging.configure(f"worker-{serves}", settings.log_level)
+    telemetry.install(settings.telemetry, f"worker-{serves}")
+    chosen = [_lane(name) for name in lanes or ()]
+
+    async def run() -> None:
+        await _run(settings, message_class, chosen, health_port or 0)
+
+    process.run_and_leave(run)
+
+
+async def _run(
+    settings: Settings, message_class: str | None, lanes: list[Lane], health_port: int
+) -> None:
+    stop = process.stop_requested()
+    health = Health()
+    async with AsyncExitStack() as open_:
+        await open_.enter_async_context(listening(health, health_port))
+        await check_schema(settings.postgres_dsn)
+        client = await connect(settings)
+        if message_class == OPS:
+            await _serve_ops(settings, client, stop, health)
+            return
+        build_id = settings.temporal.build_id
+        workers = []
+        if message_class is not None:
+            served = MessageClass(message_class)
+            activities = await open_.enter_async_context(wiring.flow(settings, served, client))
+            workers.append(flow_worker(client, served, activities, build_id))
+            lanes = lanes or list(lanes_of(served))
+        for lane in lanes:
+            activities = await open_.enter_async_context(wiring.lane(settings, lane))
+            workers.append(lane_worker(client, lane, activities, build_id))
+        health.ready()
+        log.info("serving", extra={"queues": [worker.task_queue for worker in workers]})
+        await serve(workers, stop, draining=health.draining)
+
+
+async def _serve_ops(
+    settings: Settings, client: Client, stop: asyncio.Event, health: Health
+) -> None:
+    async with wiring.ops(settings, client) as (activities, background):
+        worker = ops_worker(client, activities, settings.temporal.build_id)
+        beside: Sequence[Background] = background
+        health.ready()
+        log.info("serving", extra={"queues": [worker.task_queue]})
+        await serve([worker], stop, beside=beside, draining=health.draining)
+
+
+def _serves(message_class: str | None, lanes: Sequence[str]) -> str:
+    """A name for logs, after refusing what makes no sense."""
+    classes = [*MessageClass, OPS]
+    if message_class is None and not lanes:
+        raise ConfigurationError(f"say what to serve: --class {' | '.join(classes)}, or --lane")
+    if message_class is not None and message_class not in classes:
+        raise ConfigurationError(
+            f"--class {message_class} is not a class; it is one of {', '.join(classes)}"
+        )
+    if message_class == OPS and lanes:
+        raise ConfigurationError("--class ops serves no lanes")
+    return message_class or "lanes"
+
+
+def _lane(queue: str) -> Lane:
+    for lane in LANES.values():
+        if lane.queue == queue:
+            return lane
+    raise ConfigurationError(
+        f"--lane {queue} is not a lane; they are {', '.join(lane.queue for lane in LANES.values())}"
+    )

@@ -1,0 +1,111 @@
+"""What a crash left between two of our stores, or between a store and Temporal: found and finished, every few seconds."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from activities.passcodes import HashCode, passcode_row
+from schemas.kinds import Kind
+from sendloom.domain.budgets import IDEMPOTENCY_KEPT, SECRETS_KEPT
+from sendloom.errors import StoreUnavailable
+from sendloom.ports import AcceptedRow, AcceptedStore, PasscodeStore
+
+log = logging.getLogger(__name__)
+
+SWEEP_EVERY = 3.0
+LEFT_ALONE = timedelta(seconds=5)
+"""An accept that is still going on takes well under a second."""
+SWEEP_ROWS = 500
+
+PURGE_EVERY = 600.0
+PURGE_ROWS = 1_000
+"""Small batches: a purge must not be felt."""
+PURGE_BATCHES = 50
+
+Lock = Callable[[str], AbstractAsyncContextManager[bool]]
+"""Whether we are the one process that does this now; held for the length of the block."""
+Start = Callable[[AcceptedRow], Awaitable[bool]]
+
+
+class Purgeable(Protocol):
+    async def purge(self, before: datetime, limit: int, /) -> int: ...
+
+
+class Sweeper:
+    """Starts what was accepted and not started."""
+
+    def __init__(
+        self,
+        *,
+        accepted: AcceptedStore,
+        passcodes: PasscodeStore,
+        hash_code: HashCode,
+        start: Start,
+        lock: Lock,
+    ) -> None:
+        self._accepted = accepted
+        self._passcodes = passcodes
+        self._hash_code = hash_code
+        self._start = start
+        self._lock = lock
+
+    async def sweep(self) -> None:
+        """One round."""
+        try:
+            async with self._lock("sweep") as ours:
+                if not ours:
+                    return
+                for row in await self._accepted.unstarted(LEFT_ALONE, SWEEP_ROWS):
+                    await self._finish(row)
+        except StoreUnavailable as e:
+            log.warning("the sweeper waits for its store", extra={"why": str(e)})
+
+    async def _finish(self, row: AcceptedRow) -> None:
+        if row.kind is Kind.PASSCODE:
+            # The accept may have ended before this, too.
+            await self._passcodes.insert(passcode_row(row, self._hash_code))
+        started = await self._start(row)
+        await self._accepted.mark_started(row.tenant, row.id)
+        log.warning(
+            "an accepted row had been left",
+            extra={"tenant": row.tenant, "id": str(row.id), "kind": row.kind, "started": started},
+        )
+
+
+class Purger:
+    """Deletes what has been kept long enough, in small batches."""
+
+    def __init__(
+        self,
+        *,
+        accepted: Purgeable,
+        passcodes: Purgeable,
+        lock: Lock,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._accepted = accepted
+        self._passcodes = passcodes
+        self._lock = lock
+        self._now = now
+
+    async def purge(self) -> None:
+        """One round."""
+        async with self._lock("purge") as ours:
+            if not ours:
+                return
+            gone = await _in_batches(self._accepted, self._now() - IDEMPOTENCY_KEPT)
+            codes = await _in_batches(self._passcodes, self._now() - SECRETS_KEPT)
+        if gone or codes:
+            log.info("purged", extra={"accepted_rows": gone, "passcode_rows": codes})
+
+
+async def _in_batches(store: Purgeable, before: datetime) -> int:
+    total = 0
+    for _ in range(PURGE_BATCHES):
+        deleted = await store.purge(before, PURGE_ROWS)
+        total += deleted
+        if deleted < PURGE_ROWS:
+            break
+    return total
