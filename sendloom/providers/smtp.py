@@ -10,7 +10,7 @@ import ssl
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import aiosmtplib
 from aiosmtplib.errors import (
@@ -253,8 +253,8 @@ class _Session:
     def drop(self) -> None:
         transport = self._client.transport
         self._client.close()
-        if isinstance(transport, asyncio.WriteTransport):
-            transport.abort()
+        if transport is not None:
+            cast(asyncio.Transport, transport).abort()  # uvloop's are none by class
 
     async def quit(self) -> None:
         if self.alive:
@@ -321,8 +321,9 @@ class _Session:
         reply = await self._client.execute_command(b"STARTTLS")
         if reply.code != 220:
             raise self._refused(Phase.STARTTLS, reply.code, reply.message)
-        protocol, transport = self._client.protocol, self._client.transport
-        if protocol is None or not isinstance(transport, asyncio.Transport) or self._ssl is None:
+        protocol = self._client.protocol
+        transport = cast("asyncio.Transport | None", self._client.transport)
+        if protocol is None or transport is None or self._ssl is None:
             raise _NoSession(unanswered(Phase.STARTTLS, "connection_lost", provider=self._provider))
         # aiosmtplib's own starttls throws such bytes away and goes on; RFC 3207 would have us hang up on an injection.
         if protocol._buffer:
@@ -424,8 +425,9 @@ class _Session:
     async def _content(self, mail: WireMail, call: _Call, final_reply: float) -> CallOutcome:
         """The body and the dot, apart: only when all of the body has gone is the dot written, and the reply awaited."""
         loop = asyncio.get_running_loop()
-        protocol, transport = self._client.protocol, self._client.transport
-        if protocol is None or not isinstance(transport, asyncio.WriteTransport):
+        protocol = self._client.protocol
+        transport = cast("asyncio.Transport | None", self._client.transport)
+        if protocol is None or transport is None:
             raise _Lost(Phase.BODY, "connection_lost")
         transport.set_write_buffer_limits(high=0)
         reply = asyncio.create_task(protocol.read_response(timeout=None))

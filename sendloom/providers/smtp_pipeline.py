@@ -12,7 +12,7 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from schemas.kinds import FaultScope, MessageClass
 from schemas.outcomes import CallOutcome, Failed
@@ -297,7 +297,8 @@ class _Connection(asyncio.Protocol):
         self._buffer = b""
         self._lines: list[bytes] = []
         self._asked: asyncio.Future[tuple[int, str]] | None = None
-        self._unasked = 0
+        self._unasked: deque[tuple[int, str]] = deque()
+        """Replies that nobody waits for yet: the greeting may be early, anything else is amiss."""
         self._carrying = False
         """Open and in the mailer's hands."""
         self._count = 0
@@ -318,8 +319,7 @@ class _Connection(asyncio.Protocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._break("connection_lost")
@@ -420,6 +420,8 @@ class _Connection(asyncio.Protocol):
         """The reply to one command, or to nothing: the greeting."""
         if self._transport is None:
             raise _Unanswered("connection_lost")
+        if line is None and self._unasked:
+            return self._unasked.popleft()
         if self._unasked:
             raise _Unanswered("unexpected_reply")
         self._asked = self._loop.create_future()
@@ -455,7 +457,6 @@ class _Connection(asyncio.Protocol):
         )
         if protected is None:
             raise _Unanswered("connection_lost")
-        assert isinstance(protected, asyncio.Transport)
         self._transport = protected
         self.extensions = Extensions()
         return None
@@ -732,7 +733,7 @@ class _Connection(asyncio.Protocol):
         elif self._asked is not None and not self._asked.done():
             self._asked.set_result((code, _text(lines, line)))
         else:
-            self._unasked += 1
+            self._unasked.append((code, _text(lines, line)))
 
     # --- small things
 
