@@ -1,6 +1,8 @@
 """What happens to every request before a route sees it: sizes are bounded, times are measured."""
 
+import asyncio
 import time
+from contextlib import suppress
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -53,18 +55,45 @@ class Edge:
         limit = limit_of(scope["path"])
         announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"")
         if announced.isdigit() and int(announced) > limit:
-            # The rest of the body is not read: the connection cannot be used again.
-            refusal = problem("body_too_large", _too_large(limit), headers={"Connection": "close"})
-            await refusal(scope, receive, send)
+            refusal = problem("body_too_large", _too_large(limit), headers=CLOSE)
+            await refusal(scope, receive, _lingering(receive, send))
             return
-        seen = 0
+        seen, sending = 0, send
 
         async def counted() -> Message:
-            nonlocal seen
+            nonlocal seen, sending
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > limit:
-                raise HTTPException(413, _too_large(limit), headers={"Connection": "close"})
+                sending = _lingering(receive, send)
+                raise HTTPException(413, _too_large(limit), headers=CLOSE)
             return message
 
-        await self._app(scope, counted, send)
+        async def answering(message: Message) -> None:
+            await sending(message)
+
+        await self._app(scope, counted, answering)
+
+
+CLOSE = {"Connection": "close"}
+"""Of a body that is not read to its end nothing after it can be read either."""
+LINGER = 5.0
+"""Seconds that what still comes is thrown away for. A socket closed with unread bytes resets the connection, and the answer
+would be lost on its way to a client that sends first and listens later."""
+
+
+def _lingering(receive: Receive, send: Send) -> Send:
+    """Sends the answer at once, and ends it when the caller has stopped sending."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] != "http.response.body" or message.get("more_body"):
+            await send(message)
+            return
+        await send({**message, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
+
+    return sending

@@ -241,6 +241,7 @@ PROBLEMS: dict[str, ProblemKind] = {
     "bad_json": ProblemKind(422, "Line is not JSON", "A line is one JSON object."),
     "line_too_long": ProblemKind(422, "Line too long", "A line has at most 65,536 bytes."),
     # Operations
+    "unknown_campaign": ProblemKind(404, "Unknown campaign", "Check the id."),
     "campaign_closed": ProblemKind(
         409, "Campaign has ended", "GET it to see what became of it; nothing can change it now."
     ),
@@ -390,7 +391,7 @@ def install(app: FastAPI) -> None:
                     headers=e.headers or {},
                 )
             case 413:
-                return problem("body_too_large", str(e.detail))
+                return problem("body_too_large", str(e.detail), headers=e.headers)
             case _:
                 return problem("invalid_body", "the body cannot be read")
 

@@ -510,9 +510,7 @@ class VariableBody(Request):
 
 class TemplateVersionRequest(Request):
     parts: list[TemplatePartBody] = Field(min_length=1, max_length=200)
-    variables: dict[
-        Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,63}$")], VariableBody
-    ] = {}
+    variables: dict[str, VariableBody] = {}
     default_locale: Locale = "en"
     publish: bool = False
 
