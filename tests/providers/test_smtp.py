@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from pydantic import SecretStr
 
 from schemas.kinds import FaultScope, MessageClass
@@ -159,27 +158,6 @@ Connect = Callable[..., Client]
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory) -> Certificates:
     return certificates(tmp_path_factory.mktemp("tls"))
-
-
-class Policy(asyncio.DefaultEventLoopPolicy):
-    """Loops of one kind."""
-
-    def __init__(self, make: Callable[[], asyncio.AbstractEventLoop]) -> None:
-        super().__init__()
-        self._make = make
-
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return self._make()
-
-
-@pytest.fixture(
-    scope="module",
-    params=[asyncio.SelectorEventLoop, uvloop.new_event_loop],
-    ids=["asyncio", "uvloop"],
-)
-def event_loop_policy(request):
-    """Their transports differ: uvloop's are none by class, write later, and say less."""
-    return Policy(request.param)
 
 
 # --- the plain way -----------------------------------------------------------------------------------------------------
