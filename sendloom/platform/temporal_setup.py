@@ -54,7 +54,7 @@ class ScheduleEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     workflow: str
-    task_queue: str = "ops"
+    task_queue: str
     every_seconds: int = Field(gt=0)
     jitter_seconds: int = Field(ge=0)
     overlap: Literal["skip", "buffer_one", "allow_all"]

@@ -172,7 +172,7 @@ async def test_schedules_are_created_and_then_kept_up_to_date(
     name = f"sweep-{uuid4()}"
     file = tmp_path / "schedules.yaml"
     entry = (
-        "{name}: {{workflow: Sweep, every_seconds: {every}, jitter_seconds: 1, overlap: skip, "
+        "{name}: {{workflow: Sweep, task_queue: nobody, every_seconds: {every}, jitter_seconds: 1, overlap: skip, "
         "catchup_seconds: 60, why: a test}}\n"
     )
     file.write_text(entry.format(name=name, every=3600))
