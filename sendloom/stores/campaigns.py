@@ -369,7 +369,16 @@ class PostgresCampaigns(PostgresPeople):
         at = (campaign.tenant, frozen_at, campaign.campaign_id)
         for first, last in _shard_ranges(campaign):
             rows = await self._fetch(SQL["open_sends"], *at, first, last, timeout=BULK)
-            worked: set[tuple[int, int]] = set()
+            stale = await self._fetch(
+                SQL["stale_pages"],
+                campaign.tenant,
+                campaign.version_id,
+                campaign.campaign_id,
+                first,
+                last,
+                timeout=BULK,
+            )
+            worked = {(row["shard"], row["page"]) for row in stale}
             moves: list[Move] = []
             missing: list[tuple[Record, int]] = []
             for (shard, page, channel), group in groupby(rows, key=_partition):

@@ -11,7 +11,7 @@ from schemas.kinds import Channel, RecipientState
 from schemas.notifications import DecisionKey, DeliveryKey
 from sendloom.domain.outcomes import RECIPIENT_CODE, RECIPIENT_OF_CODE, Cause, decision_may
 from sendloom.domain.reasons import Reason
-from sendloom.errors import StoreUnavailable
+from sendloom.errors import Refusal
 from sendloom.ports import CapUse, Decision, DeliveryRow, Move, Sealer
 from sendloom.stores.pool import (
     STATEMENT,
@@ -103,11 +103,15 @@ class PostgresDecisions(PostgresStore):
         return DeliveryRow(key, row["address_hash"], payload)
 
     async def add_delivery(self, row: DeliveryRow) -> DeliveryRow:
+        """
+        Raises:
+            Refusal: `payload_gone`.
+        """
         async with self._transaction() as connection:
             await self._insert_deliveries(connection, [row])
         stored = await self.delivery(row.key)
         if stored is None:
-            raise StoreUnavailable("the payload was purged")
+            raise Refusal("payload_gone", "the payload was purged or erased", status=410)
         return stored
 
     async def by_recipient(self, tenant: str, recipient_id: str, limit: int) -> list[Decision]:

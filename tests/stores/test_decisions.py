@@ -11,6 +11,7 @@ from schemas.kinds import Channel, RecipientState
 from schemas.notifications import DecisionKey, DeliveryKey
 from sendloom.domain.outcomes import Cause
 from sendloom.domain.reasons import Reason
+from sendloom.errors import Refusal
 from sendloom.ports import CapUse, Decision, DeliveryRow, Move
 from sendloom.rows import RecipientWrite
 from tests.stores.conftest import NOW, Stores, World
@@ -182,6 +183,17 @@ async def test_a_resend_adds_a_payload_and_a_repeat_gets_the_stored_one(
     assert await stores.decisions.add_delivery(row) == row
     assert await stores.decisions.add_delivery(delivery(d, b"{}", send_no=2)) == row
     assert await stores.decisions.delivery(delivery(d, send_no=3).key) is None
+
+
+async def test_a_payload_that_was_purged_is_gone_for_good(stores: Stores, world: World) -> None:
+    row = delivery(decision(world))
+    await stores.decisions.add_delivery(row)
+    await stores.pool.execute(
+        "UPDATE deliveries SET payload = NULL WHERE tenant = $1", world.tenant
+    )
+    assert await stores.decisions.delivery(row.key) is None
+    with pytest.raises(Refusal, match="payload_gone"):
+        await stores.decisions.add_delivery(row)
 
 
 # --- caps -----------------------------------------------------------------------------------------------------------

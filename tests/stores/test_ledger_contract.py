@@ -136,7 +136,7 @@ async def test_a_failed_attempt_is_won_only_by_naming_it_and_only_once(bench: Be
         *(bench.ledger.claim(scope, [Want("r", retry_of=1)], uuid4(), MINUTE) for _ in range(5))
     )
     assert sum(isinstance(answers[0], Won) for answers in tried) == 1
-    assert {answers[0].attempt for answers in tried} == {2}  # type: ignore[union-attr]
+    assert {answers[0].attempt for answers in tried} == {2}
     [row] = await bench.ledger.read(scope, [Want("r")])
     assert row is not None
     assert (row.state, row.attempt, row.code) == (ClaimState.CLAIMED, 2, None)

@@ -92,6 +92,15 @@ HOT: list[tuple[str, str, dict[str, set[str]]]] = [
         "open_sends",
         {"decisions": {"tenant", "frozen_at", "campaign_id", "shard"}, "cursors": {"tenant"}},
     ),
+    (
+        "campaigns.sql",
+        "stale_pages",
+        {
+            "list_pages": {"tenant", "version_id", "shard"},
+            "cursors": {"tenant", "campaign_id", "shard"},
+            "page_summaries": {"tenant", "campaign_id", "shard", "page"},
+        },
+    ),
     ("campaigns.sql", "counts", {"page_summaries": {"tenant", "campaign_id"}}),
     ("campaigns.sql", "controls_since", {"campaign_control": {"at"}}),
     ("accepted.sql", "get", {"accepted": {"tenant", "id"}}),

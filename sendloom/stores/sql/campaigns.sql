@@ -213,6 +213,17 @@ SELECT d.shard, d.page, d.channel, d.recipient_id, d.send_no, d.attempt, d.due_a
    AND d.state = 0 AND d.channel IS NOT NULL AND (d.due_at IS NULL OR d.due_at <= now())
  ORDER BY d.shard, d.page, d.channel, d.recipient_id
 
+-- name: stale_pages
+-- Pages some pass has been over, whose summary is not there or says that rows are open: a sender may have gone between its
+-- rows and the summary. Once nothing is open, nothing but a late record changes a page, and that recomputes it.
+SELECT l.shard, l.page FROM list_pages l
+ CROSS JOIN LATERAL (SELECT max(k.page) AS page, bool_or(k.closed) AS closed FROM cursors k
+                      WHERE k.tenant = $1 AND k.campaign_id = $3 AND k.shard = l.shard OFFSET 0) k
+  LEFT JOIN LATERAL (SELECT s.counts FROM page_summaries s
+                      WHERE s.tenant = $1 AND s.campaign_id = $3 AND s.shard = l.shard AND s.page = l.page OFFSET 0) s ON true
+ WHERE l.tenant = $1 AND l.version_id = $2 AND l.shard >= $4 AND l.shard < $5 AND (k.closed OR l.page < k.page)
+   AND (s.counts IS NULL OR s.counts[1] + s.counts[2] > 0)
+
 -- name: bucket
 -- As `undefer`: the rows are there.
 INSERT INTO decisions AS d (tenant, frozen_at, campaign_id, shard, page, recipient_id, state, due_at, attempt)
