@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime, time, timedelta
+from itertools import count
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from activities.accepted import AcceptedActivities
 from activities.delivery import DeliveryActivities
@@ -146,14 +147,22 @@ def an_id(key: str, kind: Kind = Kind.NOTIFICATION, mode: Mode = Mode.LIVE) -> U
     return derived_id(kind, TENANT, mode, key)
 
 
+_KEYS = count(1)
+
+
+def a_key() -> str:
+    """A key nobody else has: tests share servers."""
+    return f"{uuid4()}-{next(_KEYS)}"
+
+
 def a_notification(
-    key: str = "k-1", message_class: MessageClass = TRANSACTIONAL, **changes: Any
+    key: str | None = None, message_class: MessageClass = TRANSACTIONAL, **changes: Any
 ) -> NotificationInput:
-    return NotificationInput(**_message(key, Kind.NOTIFICATION, message_class, changes))
+    return NotificationInput(**_message(key or a_key(), Kind.NOTIFICATION, message_class, changes))
 
 
-def a_passcode(key: str = "k-1", **changes: Any) -> PasscodeInput:
-    return PasscodeInput(**_message(key, Kind.PASSCODE, SECURITY, changes))
+def a_passcode(key: str | None = None, **changes: Any) -> PasscodeInput:
+    return PasscodeInput(**_message(key or a_key(), Kind.PASSCODE, SECURITY, changes))
 
 
 def _message(
@@ -174,11 +183,11 @@ def _message(
     }
 
 
-def a_reminder(due: Due, key: str = "k-1", **changes: Any) -> ReminderInput:
+def a_reminder(due: Due, key: str | None = None, **changes: Any) -> ReminderInput:
     values: dict[str, Any] = {
         "tenant": TENANT,
         "mode": Mode.LIVE,
-        "reminder_id": an_id(key, Kind.REMINDER),
+        "reminder_id": an_id(key or a_key(), Kind.REMINDER),
         "recipient_id": RECIPIENT,
         "category": CATEGORY[TRANSACTIONAL],
         "message_class": TRANSACTIONAL,

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
@@ -32,6 +32,8 @@ from workflows.starting import start, workflow_id_of
 
 WORKFLOWS = [NotificationWorkflow, PasscodeWorkflow, ReminderWorkflow]
 
+T = TypeVar("T")
+
 Time = Callable[[], Awaitable[datetime]]
 
 
@@ -42,10 +44,27 @@ async def wall_clock() -> datetime:
 class Running:
     """One class's flow queue and lanes, over a world of fakes."""
 
-    def __init__(self, client: Client, world: World, time: Time) -> None:
+    def __init__(
+        self, client: Client, world: World, time: Time, env: WorkflowEnvironment | None = None
+    ) -> None:
         self.client = client
         self.world = world
         self.now = time
+        self._env = env
+
+    async def ended(self, handle: WorkflowHandle[Any, T]) -> T:
+        """The result. A server that skips time does so until then."""
+        skipping: Any = self._env
+        if skipping is None:
+            return await handle.result()
+        async with skipping.time_skipping_unlocked():
+            while True:
+                try:
+                    return await handle.result()
+                except RuntimeError as e:
+                    # Time that is skipped may pass the long poll's own limit.
+                    if "No completion event" not in str(e):
+                        raise
 
     async def start(self, given: Wire, **how: Any) -> WorkflowHandle[Any, Any]:
         """Accepted and started, as the API does it."""
@@ -65,9 +84,7 @@ class _ActivitiesKnowTheTime(Interceptor):
         self._world = world
         self._time = time
 
-    def intercept_activity(
-        self, next: ActivityInboundInterceptor
-    ) -> ActivityInboundInterceptor:
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         world, time = self._world, self._time
 
         class KnowsTheTime(ActivityInboundInterceptor):
@@ -86,6 +103,7 @@ async def running(
     *,
     time: Time = wall_clock,
     cached: int = 0,
+    env: WorkflowEnvironment | None = None,
 ) -> AsyncIterator[Running]:
     """Workers for one class. Without cached workflows every task replays from the start, which finds hidden state."""
     world.clock.at = await time()
@@ -123,7 +141,17 @@ async def running(
     async with contextlib.AsyncExitStack() as stack:
         for worker in workers:
             await stack.enter_async_context(worker)
-        yield Running(client, world, time)
+        yield Running(client, world, time, env)
+
+
+async def register_search_attributes(env: WorkflowEnvironment) -> None:
+    """As `sendloom temporal setup` does."""
+    await env.client.operator_service.add_search_attributes(
+        AddSearchAttributesRequest(
+            namespace=env.client.namespace,
+            search_attributes={a.name: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD for a in ALL},
+        )
+    )
 
 
 @contextlib.asynccontextmanager
@@ -131,14 +159,8 @@ async def skipping(
     env: WorkflowEnvironment, world: World, message_class: MessageClass, *, cached: int = 0
 ) -> AsyncIterator[Running]:
     """The same on a server that skips time."""
-    await env.client.operator_service.add_search_attributes(
-        AddSearchAttributesRequest(
-            namespace=env.client.namespace,
-            search_attributes={a.name: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD for a in ALL},
-        )
-    )
     async with running(
-        env.client, world, message_class, time=env.get_current_time, cached=cached
+        env.client, world, message_class, time=env.get_current_time, cached=cached, env=env
     ) as r:
         yield r
 
@@ -146,5 +168,5 @@ async def skipping(
 async def eventually(check: Callable[[], bool], seconds: float = 10) -> None:
     """Wait until something is so."""
     async with asyncio.timeout(seconds):
-        while not check():
+        while not check():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -1,0 +1,451 @@
+"""A campaign's workflows: time skips, and no workflow is cached."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from temporalio import workflow
+from temporalio.client import Client, WorkflowHandle
+from temporalio.common import WorkflowIDConflictPolicy
+
+from schemas.campaigns import (
+    CampaignInput,
+    CampaignProgress,
+    ControlSignal,
+    DueInput,
+    DueResult,
+    LookAgain,
+    Refused,
+    SettleResult,
+)
+from schemas.kinds import CampaignPhase, Channel, ControlState, Mode
+from sendloom.domain.ids import (
+    catch_up_workflow_id,
+    due_workflow_id,
+    shard_workflow_id,
+)
+from sendloom.domain.lanes import flow_queue
+from tests.conftest import TimeSkipping
+from tests.workflows.campaign_world import MARKETING, CampaignWorld, serving, skipping
+from tests.workflows.running import ended, eventually
+from workflows.campaign import CampaignWorkflow
+from workflows.due import DueWorkflow
+
+BOTH = (Channel.EMAIL, Channel.SMS)
+
+
+async def test_a_campaign_sends_every_page_of_every_shard_once(time_skipping: TimeSkipping):
+    async with time_skipping() as env:
+        world = CampaignWorld(shards=5, channels=BOTH)
+        async with skipping(env, world):
+            progress = await ended(await world.start(env.client))
+    assert progress.phase is CampaignPhase.COMPLETED
+    assert world.everybody_once
+    assert world.closed is CampaignPhase.COMPLETED
+
+
+async def test_a_refused_launch_ends_failed_with_its_code(time_skipping: TimeSkipping):
+    async with time_skipping() as env:
+        world = CampaignWorld()
+        world.refused = Refused(code="list_not_ready", reason="it is still uploading")
+        async with skipping(env, world):
+            progress = await ended(await world.start(env.client))
+    assert (progress.phase, progress.reason) == (CampaignPhase.FAILED, "list_not_ready")
+    assert not world.sent
+
+
+async def test_nothing_leaves_before_its_send_time(time_skipping: TimeSkipping):
+    async with time_skipping() as env:
+        world = CampaignWorld()
+        async with skipping(env, world):
+            start = await env.get_current_time()
+            handle = await world.start(env.client, send_at=start + timedelta(hours=9))
+            await ended(handle)
+            assert world.settles[0] >= start + timedelta(hours=9)
+    assert world.everybody_once
+
+
+async def test_started_again_after_its_end_it_does_nothing(time_skipping: TimeSkipping):
+    """What a rebuild does with a campaign whose accepted row was not closed in time."""
+    async with time_skipping() as env:
+        world = CampaignWorld()
+        async with skipping(env, world):
+            await ended(await world.start(env.client))
+            again = await ended(await world.start(env.client))
+    assert again.phase is CampaignPhase.COMPLETED
+    assert world.everybody_once
+
+
+async def test_a_hanging_channel_does_not_hold_the_other(temporal_client: Client):
+    world = CampaignWorld(shards=1, pages=6, channels=BOTH)
+    hang = world.gate(0, 0, Channel.SMS)
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await eventually(lambda: world.cursors[0, Channel.EMAIL] == 6, 30)
+        assert world.cursors[0, Channel.SMS] == 0
+        world.gates[hang].set()
+        await handle.result()
+    assert world.everybody_once
+
+
+async def test_while_a_stretch_is_sent_the_next_is_planned_and_no_more(temporal_client: Client):
+    world = CampaignWorld(shards=1, pages=8)
+    gate = world.gate(0, 0)
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await world.at_gate[gate].wait()
+        await eventually(lambda: world.planned[0] == 4, 30)
+        assert world.planned[0] == 4
+        world.gates[gate].set()
+        await handle.result()
+    assert world.everybody_once
+
+
+# --- control --------------------------------------------------------------------------------------------------------------
+
+
+async def _paused_at_page_one(
+    client: Client, world: CampaignWorld
+) -> "WorkflowHandle[CampaignWorkflow, CampaignProgress]":
+    gate = world.gate(0, 1)
+    handle = await world.start(client)
+    await world.at_gate[gate].wait()
+    await handle.signal(CampaignWorkflow.pause, world.write_control(ControlState.PAUSED, "asked"))
+    world.gates[gate].set()
+    return handle
+
+
+async def test_a_pause_stops_it_and_a_resume_goes_on_at_once(temporal_client: Client):
+    world = CampaignWorld(shards=1)
+    async with serving(temporal_client, world):
+        handle = await _paused_at_page_one(temporal_client, world)
+        await eventually(lambda: (CampaignPhase.PAUSED, "asked") in world.phases)
+        await eventually(lambda: world.looks_while_paused > 0)
+        assert sum(world.sent.values()) == 1
+        await handle.signal(CampaignWorkflow.resume, world.write_control(ControlState.RUNNING))
+        await asyncio.wait_for(handle.result(), 15)
+    assert world.everybody_once
+
+
+async def test_a_long_pause_costs_little_history(time_skipping: TimeSkipping):
+    async with time_skipping() as env:
+        world = CampaignWorld(shards=2)
+        async with skipping(env, world):
+            handle = await _paused_at_page_one(env.client, world)
+            await env.sleep(timedelta(hours=6))
+            shard = env.client.get_workflow_handle(shard_workflow_id(world.id, 0))
+            looks = world.looks_while_paused
+            # Once a minute, for each loop of each shard.
+            assert looks < 6 * 60 * 6
+            assert (await shard.describe()).history_length < 4_000
+            await handle.signal(CampaignWorkflow.resume, world.write_control(ControlState.RUNNING))
+            await ended(handle)
+    assert world.everybody_once
+
+
+async def test_c51_five_pauses_and_resumes_within_a_second_leave_it_running(
+    temporal_client: Client,
+):
+    world = CampaignWorld(shards=2, pages=6)
+    gate = world.gate(0, 1)
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await world.at_gate[gate].wait()
+        for _ in range(5):
+            await handle.signal(CampaignWorkflow.pause, world.write_control(ControlState.PAUSED))
+            await handle.signal(CampaignWorkflow.resume, world.write_control(ControlState.RUNNING))
+        world.gates[gate].set()
+        progress = await asyncio.wait_for(handle.result(), 30)
+    assert progress.phase is CampaignPhase.COMPLETED
+    assert world.everybody_once
+    assert world.writes == 0, "the API had written the row"
+
+
+async def test_signals_that_overtake_each_other_end_as_the_row_says(temporal_client: Client):
+    world = CampaignWorld(shards=1)
+    gate = world.gate(0, 1)
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await world.at_gate[gate].wait()
+        pause = world.write_control(ControlState.PAUSED)
+        resume = world.write_control(ControlState.RUNNING)
+        await handle.signal(CampaignWorkflow.resume, resume)
+        await handle.signal(CampaignWorkflow.pause, pause)
+        assert (await handle.query(CampaignWorkflow.progress)).control is ControlState.RUNNING
+        world.gates[gate].set()
+        await handle.result()
+
+
+async def test_a_pause_from_temporals_own_ui_writes_the_row(temporal_client: Client):
+    world = CampaignWorld(shards=1)
+    gate = world.gate(0, 1)
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await world.at_gate[gate].wait()
+        await handle.signal("pause")
+        await eventually(lambda: world.control.state is ControlState.PAUSED)
+        # Senseless ones change nothing: it is paused, nobody names a rate, and this rate is none.
+        await handle.signal("pause")
+        await handle.signal("set_rate")
+        await handle.signal("set_rate", ControlSignal(rate_per_second=-1))
+        await handle.signal("set_rate", ControlSignal(rate_per_second=50))
+        await eventually(lambda: world.control.rate_per_second == 50)
+        await handle.signal("resume", ControlSignal(reason="fixed"))
+        world.gates[gate].set()
+        await handle.result()
+        assert world.writes == 3
+    assert world.everybody_once
+
+
+class ImpatientCampaign(CampaignWorkflow):
+    """Continues as new after few events, so that a test need not send thousands of signals."""
+
+    roll_at = 120
+
+
+@workflow.defn(name="Campaign")
+class ShortCampaign(ImpatientCampaign):
+    @workflow.init
+    def __init__(self, c: CampaignInput) -> None:
+        super().__init__(c)
+
+    @workflow.run
+    async def run(self, c: CampaignInput) -> CampaignProgress:
+        return await super().run(c)
+
+
+async def test_c75_a_flood_of_signals_loses_none_and_keeps_the_history_bounded(
+    temporal_client: Client,
+):
+    world = CampaignWorld(shards=3, pages=6)
+    gate = world.gate(0, 1)
+    async with serving(temporal_client, world, cached=100, campaign=ShortCampaign):
+        handle = await world.start(temporal_client)
+        await world.at_gate[gate].wait()
+
+        async def flood() -> None:
+            for n in range(200):
+                await handle.signal("set_rate", ControlSignal(rate_per_second=1_000 + n % 7))
+
+        flooding = [asyncio.create_task(flood()) for _ in range(5)]
+        await asyncio.sleep(0)
+        await handle.signal("pause", ControlSignal(reason="stop"))
+        world.gates[gate].set()
+        await asyncio.gather(*flooding)
+        await eventually(lambda: world.control.state is ControlState.PAUSED)
+        runs = await handle.describe()
+        assert runs.history_length < 3_000
+        assert runs.run_id != handle.first_execution_run_id, "it has continued as new"
+        await handle.signal("resume")
+        progress = await asyncio.wait_for(handle.result(), 60)
+    assert progress.phase is CampaignPhase.COMPLETED
+    assert world.everybody_once
+    # Far fewer than signals: what came together was acted on together.
+    assert world.writes < 200
+
+
+async def test_a_senders_fault_pauses_it_and_says_why(temporal_client: Client):
+    world = CampaignWorld(shards=2)
+    world.faults[0, 1, Channel.EMAIL] = "smtp: unknown_host"
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await eventually(lambda: (CampaignPhase.PAUSED, "smtp: unknown_host") in world.phases)
+        view = await handle.query(CampaignWorkflow.progress)
+        assert (view.phase, view.reason) == (CampaignPhase.PAUSED, "smtp: unknown_host")
+        await handle.signal("resume", world.write_control(ControlState.RUNNING))
+        await asyncio.wait_for(handle.result(), 30)
+    assert world.everybody_once
+
+
+# --- cancel, from everywhere (C79) ----------------------------------------------------------------------------------------
+
+
+async def test_c79_cancelled_while_it_waits_for_its_time(time_skipping: TimeSkipping):
+    async with time_skipping() as env:
+        world = CampaignWorld()
+        async with skipping(env, world):
+            now = await env.get_current_time()
+            handle = await world.start(env.client, send_at=now + timedelta(days=3))
+            await env.sleep(timedelta(hours=1))
+            await handle.signal("cancel", world.write_control(ControlState.CANCELLED))
+            progress = await ended(handle)
+            assert await env.get_current_time() < now + timedelta(days=1)
+    assert progress.phase is CampaignPhase.CANCELLED
+    assert world.cancelled_rest == world.size
+
+
+async def test_c79_cancelled_in_mid_flight_and_from_a_pause(temporal_client: Client):
+    for state in (ControlState.RUNNING, ControlState.PAUSED):
+        world = CampaignWorld(shards=3, pages=6)
+        gate = world.gate(0, 1)
+        async with serving(temporal_client, world):
+            handle = await world.start(temporal_client)
+            await world.at_gate[gate].wait()
+            if state is ControlState.PAUSED:
+                await handle.signal("pause", world.write_control(ControlState.PAUSED))
+            await handle.signal("cancel", world.write_control(ControlState.CANCELLED))
+            world.gates[gate].set()
+            progress = await asyncio.wait_for(handle.result(), 30)
+        assert progress.phase is CampaignPhase.CANCELLED
+        assert progress.adds_up
+        assert set(world.sent.values()) <= {1}
+        assert world.cancelled_rest > 0
+
+
+async def test_c79_cancelled_while_only_deferred_rows_are_left(time_skipping: TimeSkipping):
+    async with time_skipping() as env:
+        world = CampaignWorld(shards=1)
+        async with skipping(env, world):
+            now = await env.get_current_time()
+            world.waiting = [(now + timedelta(hours=20), Channel.EMAIL)]
+            handle = await world.start(env.client)
+            await env.sleep(timedelta(hours=1))
+            assert len(world.sent) == 4
+            await handle.signal("cancel", world.write_control(ControlState.CANCELLED))
+            progress = await ended(handle)
+            assert await env.get_current_time() < now + timedelta(hours=10)
+    assert progress.phase is CampaignPhase.CANCELLED
+
+
+async def test_a_cancelled_row_whose_signal_was_lost_still_ends_it(temporal_client: Client):
+    world = CampaignWorld(shards=2, pages=6)
+    gate = world.gate(0, 1)
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await world.at_gate[gate].wait()
+        world.write_control(ControlState.CANCELLED)
+        world.gates[gate].set()
+        progress = await asyncio.wait_for(handle.result(), 30)
+    assert progress.phase is CampaignPhase.CANCELLED
+
+
+# --- due, settle, catch-up ------------------------------------------------------------------------------------------------
+
+
+async def test_it_waits_for_what_is_deferred_until_the_morning(time_skipping: TimeSkipping):
+    async with time_skipping() as env:
+        world = CampaignWorld(shards=1, channels=BOTH)
+        async with skipping(env, world):
+            morning = (await env.get_current_time()) + timedelta(hours=9)
+            world.waiting = [(morning, Channel.EMAIL), (morning, Channel.SMS)]
+            progress = await ended(await world.start(env.client))
+    assert progress.phase is CampaignPhase.COMPLETED
+    assert [at >= morning for at, _ in world.sent_due] == [True, True]
+    assert all(at < morning + timedelta(minutes=2) for at, _ in world.sent_due)
+
+
+async def test_it_waits_for_the_leases_of_a_crashed_worker(time_skipping: TimeSkipping):
+    async with time_skipping() as env:
+        world = CampaignWorld(shards=1)
+        async with skipping(env, world):
+            lease_end = (await env.get_current_time()) + timedelta(minutes=3)
+            world.settle_says = [SettleResult(open_rows=2, next_lease_end=lease_end)]
+            await ended(await world.start(env.client))
+    assert len(world.settles) == 2
+    assert world.settles[1] >= lease_end
+
+
+async def test_every_five_minutes_who_is_missing_is_handed_to_the_due_loop_at_half_rate(
+    temporal_client: Client,
+):
+    world = CampaignWorld(shards=1)
+    gate = world.gate(0, 1)
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await world.at_gate[gate].wait()
+        world.waiting = [(await world.now(), Channel.EMAIL)]
+        world.settle_says = [SettleResult(open_rows=1, rebucketed=1)]
+        # On demand; the clock asks for the same.
+        await temporal_client.get_workflow_handle(catch_up_workflow_id(world.id)).signal("now")
+        await eventually(lambda: len(world.sent_due) == 1)
+        assert world.sent_due[0][1], "at half rate"
+        world.gates[gate].set()
+        await handle.result()
+
+
+async def test_catch_up_looks_every_five_minutes_while_in_flight(time_skipping: TimeSkipping):
+    async with time_skipping() as env:
+        world = CampaignWorld(shards=1)
+        async with skipping(env, world):
+            now = await env.get_current_time()
+            world.waiting = [(now + timedelta(minutes=32), Channel.EMAIL)]
+            await ended(await world.start(env.client))
+    gaps = [b - a for a, b in zip(world.settles, world.settles[1:], strict=False)]
+    assert len([gap for gap in gaps if gap >= timedelta(minutes=5)]) >= 5
+
+
+async def test_a_replay_after_the_close_is_worked_by_a_due_loop_of_its_own(
+    temporal_client: Client,
+):
+    world = CampaignWorld(shards=1)
+    async with serving(temporal_client, world):
+        await (await world.start(temporal_client)).result()
+        world.waiting = [(await world.now(), Channel.EMAIL)]
+        result: DueResult = await temporal_client.execute_workflow(
+            DueWorkflow.run,
+            DueInput(
+                tenant="acme",
+                mode=Mode.LIVE,
+                campaign_id=world.id,
+                frozen_at=await world.now(),
+                message_class=MARKETING,
+                channels=[Channel.EMAIL],
+                closing=True,
+            ),
+            id=due_workflow_id(world.id),
+            task_queue=flow_queue(MARKETING),
+            start_signal="look_again",
+            start_signal_args=[LookAgain()],
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        )
+    assert result.waiting == 0
+    assert len(world.sent_due) == 1
+
+
+# --- crashes --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_shard_that_somebody_terminates_is_started_again(temporal_client: Client):
+    world = CampaignWorld(shards=2)
+    gate = world.gate(0, 1)
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await world.at_gate[gate].wait()
+        await temporal_client.get_workflow_handle(shard_workflow_id(world.id, 0)).terminate()
+        world.gates[gate].set()
+        progress = await asyncio.wait_for(handle.result(), 60)
+    assert progress.phase is CampaignPhase.COMPLETED
+    assert sum(world.sent.values()) >= 8
+
+
+async def test_c93_workers_that_shut_down_and_come_back_finish_the_campaign(
+    temporal_client: Client,
+):
+    world = CampaignWorld(shards=2, pages=6)
+    gate = world.gate(0, 2)
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await world.at_gate[gate].wait()
+        world.gates[gate].set()
+    assert world.closed is None
+    async with serving(temporal_client, world):
+        progress = await asyncio.wait_for(handle.result(), 60)
+    assert progress.phase is CampaignPhase.COMPLETED
+    assert world.everybody_once
+
+
+@pytest.mark.parametrize(("rate", "most"), [(20.0, 2), (None, 8)])
+async def test_a_slow_campaign_opens_few_shards(
+    temporal_client: Client, rate: float | None, most: int
+):
+    world = CampaignWorld(shards=8, pages=1)
+    world.rate = rate
+    places = [world.gate(shard, 0) for shard in range(8)]
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await eventually(lambda: world.running[Channel.EMAIL] == most, 20)
+        assert world.running[Channel.EMAIL] == most
+        for place in places:
+            world.gates[place].set()
+        await asyncio.wait_for(handle.result(), 60)
+    assert world.everybody_once
