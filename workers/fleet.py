@@ -11,15 +11,27 @@ from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from schemas.kinds import MessageClass
-from sendloom.domain.lanes import OPS_QUEUE, Lane, flow_queue
+from sendloom.domain.lanes import Lane, flow_queue
 from workers.sandbox import fast_runner
+from workflows.campaign import CampaignWorkflow
+from workflows.catch_up import CatchUpWorkflow
+from workflows.due import DueWorkflow
 from workflows.notification import NotificationWorkflow
 from workflows.passcode import PasscodeWorkflow
 from workflows.reminder import ReminderWorkflow
+from workflows.shard import ShardWorkflow
 
 Activities = Sequence[Callable[..., Any]]
 
-WORKFLOWS: tuple[type, ...] = (NotificationWorkflow, PasscodeWorkflow, ReminderWorkflow)
+WORKFLOWS: tuple[type, ...] = (
+    NotificationWorkflow,
+    PasscodeWorkflow,
+    ReminderWorkflow,
+    CampaignWorkflow,
+    ShardWorkflow,
+    DueWorkflow,
+    CatchUpWorkflow,
+)
 """Every workflow there is. Each class's flow queue serves all of them."""
 
 DRAIN = timedelta(seconds=20)
@@ -71,17 +83,6 @@ def lane_worker(client: Client, lane: Lane, activities: Activities, build_id: st
     )
 
 
-def ops_worker(client: Client, activities: Activities, build_id: str | None) -> Worker:
-    """Housekeeping."""
-    return Worker(
-        client,
-        task_queue=OPS_QUEUE,
-        activities=activities,
-        max_concurrent_activities=4,
-        **_common(OPS_QUEUE, build_id),
-    )
-
-
 def _common(queue: str, build_id: str | None) -> dict[str, Any]:
     return {
         "identity": f"{socket.gethostname()}/{os.getpid()}/{queue}",
@@ -99,5 +100,6 @@ def _deployment(build_id: str | None) -> WorkerDeploymentConfig | None:
     return WorkerDeploymentConfig(
         version=WorkerDeploymentVersion(DEPLOYMENT, build_id),
         use_worker_versioning=True,
-        default_versioning_behavior=VersioningBehavior.PINNED,
+        # One rule for what lives seconds and what lives months: runs move on to the current build, and histories replay.
+        default_versioning_behavior=VersioningBehavior.AUTO_UPGRADE,
     )

@@ -16,9 +16,9 @@ from sendloom.platform.temporal import connect
 from sendloom.settings import Settings, load_settings
 from sendloom.stores.migrations.runner import check_schema
 from workers import wiring
-from workers.fleet import flow_worker, lane_worker, ops_worker
+from workers.fleet import flow_worker, lane_worker
 from workers.health import Health, listening
-from workers.serve import Background, serve
+from workers.serve import serve
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,10 @@ async def _run(
 async def _serve_ops(
     settings: Settings, client: Client, stop: asyncio.Event, health: Health
 ) -> None:
-    async with wiring.ops(settings, client) as (activities, background):
-        worker = ops_worker(client, activities, settings.temporal.build_id)
-        beside: Sequence[Background] = background
+    async with wiring.ops(settings, client) as loops:
         health.ready()
-        log.info("serving", extra={"queues": [worker.task_queue]})
-        await serve([worker], stop, beside=beside, draining=health.draining)
+        log.info("serving", extra={"queues": []})
+        await serve([], stop, beside=loops, draining=health.draining)
 
 
 def _serves(message_class: str | None, lanes: Sequence[str]) -> str:

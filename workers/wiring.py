@@ -1,25 +1,38 @@
 """Where ports meet adapters: the only file of the workers that knows both. Every lane opens what it uses for itself."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
+import httpx
+from redis.asyncio import Redis
 from temporalio.client import Client
 
 from activities.accepted import AcceptedActivities
+from activities.campaign_carriers import Carrier, MailCarrier, SmsCarrier
+from activities.campaign_control import ControlWatch
+from activities.campaign_plan import CampaignActivities
+from activities.campaign_send import CampaignSendActivities
 from activities.delivery import DeliveryActivities
 from activities.passcodes import PasscodeActivities
 from activities.reminders import ReminderActivities
-from activities.rendering import Senders
+from activities.rendering import Senders, Templates
 from schemas.kinds import Channel, MessageClass
 from sendloom.domain.lanes import Lane
 from sendloom.platform.sealing import RingSealer
 from sendloom.ports import Provider, SentCache
+from sendloom.providers import mime
+from sendloom.providers.smtp import SmtpProvider
+from sendloom.providers.smtp_pipeline import PipelineMailer
+from sendloom.providers.smtp_session import SmtpAccount
 from sendloom.providers.test_mode import TestModeProvider
+from sendloom.providers.twilio import TwilioAccount, TwilioProvider
 from sendloom.settings import Settings
 from sendloom.stores.accepted import PostgresAccepted
+from sendloom.stores.campaigns import PostgresCampaigns
 from sendloom.stores.catalog import PostgresCatalog
 from sendloom.stores.dead_letters import PostgresDeadLetters
 from sendloom.stores.decisions import PostgresDecisions
@@ -27,6 +40,9 @@ from sendloom.stores.ledger.postgres import PostgresLedger
 from sendloom.stores.passcodes import PostgresPasscodes
 from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import Pool, open_pool
+from sendloom.stores.redis_client import open_redis
+from sendloom.stores.sent_cache import RedisSentCache
+from sendloom.stores.tokens import RedisTokens
 from workers.fleet import Activities
 from workers.locks import advisory_lock
 from workers.serve import Background, every
@@ -36,13 +52,14 @@ from workflows import starting
 CONFIGURED = frozenset({Channel.EMAIL, Channel.SMS})
 """Channels that have a provider. The settings require both; push channels have none yet."""
 
+MAIL_CONNECTIONS = 10
+"""Kept and pipelined, in each process of a lane that campaigns use."""
+
 FLOW_POOL = 8
 """Planning and closing: some milliseconds each, a hundred at once at most."""
 OPS_POOL = 3
 
 START_SECONDS = timedelta(seconds=5)
-CATALOG_SECONDS = 1.0
-"""A category or tenant that changes is noticed after this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +73,20 @@ class Stores:
     dead_letters: PostgresDeadLetters
     passcodes: PostgresPasscodes
     ledger: PostgresLedger
+    campaigns: PostgresCampaigns
 
 
 def stores(pool: Pool, sealer: RingSealer) -> Stores:
+    decisions = PostgresDecisions(pool, sealer)
     return Stores(
         accepted=PostgresAccepted(pool, sealer),
         people=PostgresPeople(pool),
         catalog=PostgresCatalog(pool),
-        decisions=PostgresDecisions(pool, sealer),
+        decisions=decisions,
         dead_letters=PostgresDeadLetters(pool),
         passcodes=PostgresPasscodes(pool),
         ledger=PostgresLedger(pool),
+        campaigns=PostgresCampaigns(pool, decisions),
     )
 
 
@@ -81,12 +101,21 @@ async def flow(
     sealer = _sealer(settings)
     async with _pool(settings, FLOW_POOL, f"flow {message_class}") as pool:
         s = stores(pool, sealer)
-        delivery = _delivery(settings, sealer, s, {}, NoCache())
+        delivery = _delivery(settings, sealer, s, {}, NothingSent())
         closing = AcceptedActivities(
             accepted=s.accepted, decisions=s.decisions, dead_letters=s.dead_letters
         )
         checking = PasscodeActivities(passcodes=s.passcodes, hash_code=sealer.passcode_hash)
         reminding = ReminderActivities(accepted=s.accepted, people=s.people, catalog=s.catalog)
+        campaigning = CampaignActivities(
+            campaigns=s.campaigns,
+            decisions=s.decisions,
+            ledger=s.ledger,
+            catalog=s.catalog,
+            accepted=s.accepted,
+            dead_letters=s.dead_letters,
+            templates=Templates(s.catalog),
+        )
         yield [
             delivery.plan,
             delivery.record,
@@ -98,6 +127,15 @@ async def flow(
             reminding.resolve,
             reminding.fire,
             reminding.close,
+            campaigning.freeze,
+            campaigning.show_phase,
+            campaigning.write_control,
+            campaigning.plan,
+            campaigning.due,
+            campaigning.progress,
+            campaigning.settle,
+            campaigning.cancel_rest,
+            campaigning.close,
         ]
 
 
@@ -107,18 +145,37 @@ async def lane(settings: Settings, lane: Lane) -> AsyncIterator[Activities]:
     sealer = _sealer(settings)
     async with (
         _pool(settings, lane.pool_size, lane.queue) as pool,
+        _redis(settings) as redis,
         _provider(settings, lane) as provider,
-        _sent_cache(settings) as cache,
+        _carrier(settings, lane, provider) as carrier,
     ):
+        s = stores(pool, sealer)
         providers = {} if provider is None else {lane.channel: provider}
-        yield [_delivery(settings, sealer, stores(pool, sealer), providers, cache).send]
+        serves: list[Callable[..., Any]] = [
+            _delivery(settings, sealer, s, providers, RedisSentCache(redis)).send
+        ]
+        if carrier is not None:
+            sending = CampaignSendActivities(
+                lane=lane,
+                carrier=carrier,
+                campaigns=s.campaigns,
+                decisions=s.decisions,
+                ledger=s.ledger,
+                people=s.people,
+                catalog=s.catalog,
+                dead_letters=s.dead_letters,
+                templates=Templates(s.catalog),
+                sealer=sealer,
+                watch=ControlWatch(s.campaigns),
+                tokens=RedisTokens(redis),
+            )
+            serves += [sending.send, sending.send_due]
+        yield serves
 
 
 @asynccontextmanager
-async def ops(
-    settings: Settings, client: Client
-) -> AsyncIterator[tuple[Activities, list[Background]]]:
-    """Housekeeping: its activities, and the loops that run beside them."""
+async def ops(settings: Settings, client: Client) -> AsyncIterator[list[Background]]:
+    """Housekeeping: loops, each under a lock that only one process holds."""
     sealer = _sealer(settings)
     async with _pool(settings, OPS_POOL, "ops") as pool:
         s = stores(pool, sealer)
@@ -131,13 +188,10 @@ async def ops(
             lock=lock,
         )
         purger = Purger(accepted=s.accepted, passcodes=s.passcodes, lock=lock)
-        yield (
-            [],
-            [
-                partial(every, SWEEP_EVERY, sweeper.sweep, "sweep"),
-                partial(every, PURGE_EVERY, purger.purge, "purge"),
-            ],
-        )
+        yield [
+            partial(every, SWEEP_EVERY, sweeper.sweep, "sweep"),
+            partial(every, PURGE_EVERY, purger.purge, "purge"),
+        ]
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------------
@@ -165,6 +219,86 @@ def _delivery(
     )
 
 
+class NothingSent:
+    """The cache of a worker that calls no provider."""
+
+    async def sent(self, delivery_id: str) -> str | None:
+        return None
+
+    async def remember(self, delivery_id: str, provider_message_id: str) -> None:
+        return None
+
+
+@asynccontextmanager
+async def _provider(settings: Settings, lane: Lane) -> AsyncIterator[Provider | None]:
+    """The lane's own provider client; None for a channel that has none."""
+    provider: Provider
+    match lane.channel:
+        case Channel.EMAIL:
+            provider = SmtpProvider(_smtp_account(settings), pool_size=lane.calls_in_flight)
+        case Channel.SMS:
+            twilio = settings.twilio
+            provider = TwilioProvider(
+                # Nothing of the environment: a proxy variable must not decide where messages go.
+                httpx.AsyncClient(limits=_limits(lane.calls_in_flight), trust_env=False),
+                TwilioAccount(
+                    account_sid=twilio.account_sid,
+                    secret=twilio.auth_token,
+                    base_url=twilio.base_url,
+                ),
+            )
+        case _:
+            yield None
+            return
+    try:
+        yield provider
+    finally:
+        await provider.close()
+
+
+def _limits(calls: int) -> httpx.Limits:
+    """Every connection is kept: an idle lane must not pay for a new one."""
+    return httpx.Limits(max_connections=calls, max_keepalive_connections=calls)
+
+
+@asynccontextmanager
+async def _carrier(
+    settings: Settings, lane: Lane, provider: Provider | None
+) -> AsyncIterator[Carrier | None]:
+    """What a campaign sends with on this lane. Mail has connections of its own: they are pipelined."""
+    if lane.message_class is MessageClass.SECURITY or provider is None:
+        yield None
+    elif lane.channel is Channel.EMAIL:
+        mailer = PipelineMailer(_smtp_account(settings), connections=MAIL_CONNECTIONS)
+        try:
+            yield MailCarrier(mailer, mime, _senders(settings))
+        finally:
+            await mailer.close()
+    else:
+        yield SmsCarrier(provider, _senders(settings))
+
+
+def _smtp_account(settings: Settings) -> SmtpAccount:
+    smtp = settings.smtp
+    return SmtpAccount(
+        host=smtp.host,
+        port=smtp.port,
+        tls=smtp.tls,
+        ca_file=smtp.tls_ca,
+        username=smtp.username,
+        password=smtp.password,
+    )
+
+
+@asynccontextmanager
+async def _redis(settings: Settings) -> AsyncIterator[Redis]:
+    client = open_redis(settings.redis_url)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
 def _sealer(settings: Settings) -> RingSealer:
     return RingSealer(settings.keys.ring(), settings.keys.hashes())
 
@@ -184,4 +318,5 @@ async def _pool(settings: Settings, size: int, name: str) -> AsyncIterator[Pool]
     try:
         yield pool
     finally:
-        await pool.close()
+        # Not `close`: everything is drained by now, and a connection that hangs must not keep the process from ending.
+        pool.terminate()
