@@ -33,7 +33,6 @@ from sendloom.providers.smtp_replies import (
     Phase,
     classify,
     enhanced_of,
-    not_called,
     unanswered,
     unreachable,
 )
@@ -45,6 +44,7 @@ from sendloom.providers.smtp_session import (
     path_refusal,
     unmailable,
 )
+from sendloom.providers.verdicts import not_called
 
 log = logging.getLogger(__name__)
 

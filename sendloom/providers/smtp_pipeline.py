@@ -24,7 +24,6 @@ from sendloom.providers.smtp_replies import (
     accepted,
     classify,
     enhanced_of,
-    not_called,
     unanswered,
     unreachable,
 )
@@ -35,6 +34,7 @@ from sendloom.providers.smtp_session import (
     SmtpTimeouts,
     path_refusal,
 )
+from sendloom.providers.verdicts import not_called
 
 log = logging.getLogger(__name__)
 

@@ -223,8 +223,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def not_called(provider: str = PROVIDER) -> Failed:
-    """Nothing was tried, so nothing counts."""
-    return Failed(provider=provider, code="not_called", counts=False)

@@ -73,6 +73,11 @@ def unclear() -> Verdict:
     return Verdict(Kind.UNKNOWN)
 
 
+def not_called(provider: str) -> Failed:
+    """Nothing was tried, so nothing counts."""
+    return Failed(provider=provider, code="not_called", counts=False)
+
+
 def redact(text: str) -> str:
     """A provider's free text, short, in ASCII, without the addresses and numbers it likes to repeat."""
     flat = " ".join(text.encode("ascii", "replace").decode().split())
