@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import VersioningBehavior, WorkflowIDReusePolicy
+from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
-from temporalio.workflow import ChildWorkflowHandle, ContinueAsNewVersioningBehavior
+from temporalio.workflow import ChildWorkflowHandle
 
 with workflow.unsafe.imports_passed_through():
     from activities.campaign_plan import CampaignActivities
@@ -54,8 +54,10 @@ _SHOWN_PAUSED = frozenset({CampaignPhase.WAITING, CampaignPhase.RUNNING, Campaig
 Child = ChildWorkflowHandle[Any, Any]
 
 
-@workflow.defn(name="Campaign", versioning_behavior=VersioningBehavior.PINNED)
+@workflow.defn(name="Campaign")
 class CampaignWorkflow:
+    roll_at = ROLL_AT
+
     @workflow.init
     def __init__(self, c: CampaignInput) -> None:
         self._ref = CampaignRef(tenant=c.tenant, mode=c.mode, campaign_id=c.campaign_id)
@@ -111,7 +113,6 @@ class CampaignWorkflow:
                 c.model_copy(
                     update={"shards_done": sorted(self._shards_done), "rolls": c.rolls + 1}
                 ),
-                initial_versioning_behavior=ContinueAsNewVersioningBehavior.AUTO_UPGRADE,
             )
         return self.progress()
 
@@ -271,7 +272,7 @@ class CampaignWorkflow:
 
     @property
     def _is_long(self) -> bool:
-        return workflow.info().get_current_history_length() > ROLL_AT
+        return workflow.info().get_current_history_length() > self.roll_at
 
     async def _write_wish(self) -> None:
         assert self._wish is not None

@@ -3,9 +3,7 @@
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ApplicationError
-from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.campaign_plan import CampaignActivities
@@ -18,7 +16,7 @@ ROLL_AFTER = 300
 """Rounds in one run: some 3,000 events, a day."""
 
 
-@workflow.defn(name="CatchUp", versioning_behavior=VersioningBehavior.PINNED)
+@workflow.defn(name="CatchUp")
 class CatchUpWorkflow:
     @workflow.init
     def __init__(self, c: CatchUpInput) -> None:
@@ -42,7 +40,6 @@ class CatchUpWorkflow:
             rounds += 1
         workflow.continue_as_new(
             c.model_copy(update={"rounds": c.rounds + rounds}),
-            initial_versioning_behavior=ContinueAsNewVersioningBehavior.AUTO_UPGRADE,
         )
 
     @workflow.signal

@@ -4,9 +4,7 @@ import asyncio
 from datetime import datetime, timedelta
 
 from temporalio import workflow
-from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ApplicationError
-from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.campaign_plan import CampaignActivities
@@ -39,7 +37,7 @@ def _to_next_minute(now: datetime) -> timedelta:
     return EVERY_MINUTE - timedelta(seconds=now.second, microseconds=now.microsecond)
 
 
-@workflow.defn(name="Due", versioning_behavior=VersioningBehavior.PINNED)
+@workflow.defn(name="Due")
 class DueWorkflow:
     @workflow.init
     def __init__(self, due: DueInput) -> None:
@@ -69,7 +67,6 @@ class DueWorkflow:
                     "told_version": self._told_version,
                 }
             ),
-            initial_versioning_behavior=ContinueAsNewVersioningBehavior.AUTO_UPGRADE,
         )
 
     @workflow.signal

@@ -1,7 +1,6 @@
 """One notification to its final state."""
 
 from temporalio import workflow
-from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
@@ -12,7 +11,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.sending import Sending
 
 
-@workflow.defn(name="Notification", versioning_behavior=VersioningBehavior.PINNED)
+@workflow.defn(name="Notification")
 class NotificationWorkflow:
     @workflow.init
     def __init__(self, n: NotificationInput) -> None:

@@ -3,12 +3,10 @@
 import asyncio
 
 from temporalio import workflow
-from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from activities.passcodes import PasscodeActivities
-
     from schemas.kinds import Kind
     from schemas.notifications import (
         CancelRequest,
@@ -27,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.sending import Sending
 
 
-@workflow.defn(name="Passcode", versioning_behavior=VersioningBehavior.PINNED)
+@workflow.defn(name="Passcode")
 class PasscodeWorkflow:
     @workflow.init
     def __init__(self, p: PasscodeInput) -> None:
@@ -93,10 +91,10 @@ class PasscodeWorkflow:
         for sending in self._sendings.values():
             if sending.outcome is None:
                 sending.cancel(request.reason)
-        used = await workflow.execute_local_activity_method(
+        cancelled = await workflow.execute_local_activity_method(
             PasscodeActivities.cancel, self._ref(), **budgets.STORE
         )
-        if used:
+        if not cancelled:
             raise ApplicationError("too late to cancel: the code has been used", type="TooLate")
         return self.view()
 

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from temporalio import workflow
-from temporalio.common import SearchAttributePair, TypedSearchAttributes, VersioningBehavior
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.common import WorkflowIDReusePolicy as Reuse
 from temporalio.exceptions import (
     ApplicationError,
@@ -13,7 +13,6 @@ from temporalio.exceptions import (
 
 with workflow.unsafe.imports_passed_through():
     from activities.reminders import ReminderActivities
-
     from schemas.kinds import Kind
     from schemas.notifications import (
         CancelRequest,
@@ -45,7 +44,7 @@ SCHEDULED, FIRING, SKIPPED, CANCELLED, FIRED = (
 )
 
 
-@workflow.defn(name="Reminder", versioning_behavior=VersioningBehavior.PINNED)
+@workflow.defn(name="Reminder")
 class ReminderWorkflow:
     @workflow.init
     def __init__(self, r: ReminderInput) -> None:

@@ -9,7 +9,6 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from activities.accepted import AcceptedActivities
-
     from activities.delivery import DeliveryActivities
     from schemas.kinds import Kind, MessageClass, RecipientState
     from schemas.notifications import (

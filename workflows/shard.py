@@ -4,9 +4,7 @@ import asyncio
 from datetime import timedelta
 
 from temporalio import workflow
-from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ApplicationError
-from temporalio.workflow import ContinueAsNewVersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
     from activities.campaign_plan import CampaignActivities
@@ -42,7 +40,7 @@ class _Progress:
         self.done = False
 
 
-@workflow.defn(name="Shard", versioning_behavior=VersioningBehavior.PINNED)
+@workflow.defn(name="Shard")
 class ShardWorkflow:
     @workflow.init
     def __init__(self, shard: ShardInput) -> None:
@@ -72,7 +70,6 @@ class ShardWorkflow:
                 stretches=shard.stretches + self._stretches,
                 told_version=self._told_version,
             ),
-            initial_versioning_behavior=ContinueAsNewVersioningBehavior.AUTO_UPGRADE,
         )
 
     @workflow.signal

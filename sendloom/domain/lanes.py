@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from schemas.kinds import Channel, MessageClass
 
-OPS_QUEUE = "ops"
-
 
 @dataclass(frozen=True, slots=True)
 class Lane:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel
 
 from schemas.kinds import MessageClass
-from sendloom.domain.lanes import LANES, OPS_QUEUE, flow_queue
+from sendloom.domain.lanes import LANES, flow_queue
 from sendloom.embedded import probes
 from sendloom.embedded.binaries import beside_python, in_wheel
 from sendloom.embedded.home import PORTS_FILE
@@ -208,7 +208,7 @@ async def _temporal(settings: Settings) -> list[Finding]:
     else:
         findings.append(_ok("search attributes", "registered"))
     flows = [(flow_queue(c), True) for c in MessageClass]
-    queues = [*flows, *((lane.queue, False) for lane in LANES.values()), (OPS_QUEUE, False)]
+    queues = [*flows, *((lane.queue, False) for lane in LANES.values())]
     polled = await asyncio.gather(*(_polled(client, queue, flow) for queue, flow in queues))
     unserved = [queue for (queue, _), served in zip(queues, polled, strict=True) if not served]
     if unserved:
