@@ -252,6 +252,7 @@ class Demonstration:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         from schemas.api import CampaignRequest
+        from schemas.kinds import RecipientState
 
         self.title(
             f"A campaign to {RECIPIENTS:,}, paced at {RATE:.0f} a second, paused in the middle"
@@ -272,7 +273,9 @@ class Demonstration:
 
             def decided() -> "CampaignStatus":
                 status = self.client.campaign(answer.id)
-                pending = status.counts.get("pending", RECIPIENTS)  # type: ignore[call-overload]
+                pending = status.counts.get(
+                    RecipientState.PENDING, 0 if status.counts else RECIPIENTS
+                )
                 bar.update(task, completed=RECIPIENTS - pending)
                 return status
 
@@ -286,7 +289,7 @@ class Demonstration:
             still = self._counts()
             self.client.resume_campaign(answer.id)
             self._until(
-                lambda: decided().counts.get("pending") == 0,  # type: ignore[call-overload]
+                lambda: not decided().counts.get(RecipientState.PENDING),
                 "everybody to be decided", seconds=120,
             )  # fmt: skip
         status = self.client.campaign(answer.id)
@@ -296,7 +299,7 @@ class Demonstration:
             f"{at_pause - base} mails",
         )
         self._report(status)
-        sent = status.counts.get("sent", 0)  # type: ignore[call-overload]
+        sent = status.counts.get(RecipientState.SENT, 0)
         self._until(lambda: self._counts() - base >= sent, "the last mails")
         self.check(f"the inbox got each of the {sent:,} once", self._counts() - base == sent)
         self.check(
@@ -309,7 +312,7 @@ class Demonstration:
             {"opted_out", "no_consent", "suppressed_manual"} <= reasons and len(expected) == 3,
             ", ".join(sorted(reasons)),
         )
-        self.check("those in quiet hours wait", status.counts.get("deferred", 0) > 0)  # type: ignore[call-overload]
+        self.check("those in quiet hours wait", status.counts.get(RecipientState.DEFERRED, 0) > 0)
 
     def _report(self, status: "CampaignStatus") -> None:
         from rich.table import Table
@@ -393,13 +396,13 @@ def audience() -> Iterator[bytes]:
             "zone": ZONES[n % len(ZONES)],
             "variables": {"name": f"Reader {n}", "plan": ("free", "plus")[n % 2]},
         }
-        if kind_of(n) != "no_consent":
-            row["consent"] = {
-                "source": "sign-up form",
-                "at": "2026-01-15T10:00:00Z",
-                "wording": "Yes, send me the weekly letter.",
-                "categories": ["offers.weekly"],
-            }
+        agreed_to = "offers.events" if kind_of(n) == "no_consent" else "offers.weekly"
+        row["consent"] = {
+            "source": "sign-up form",
+            "at": "2026-01-15T10:00:00Z",
+            "wording": "Yes, send me this letter.",
+            "categories": [agreed_to],
+        }
         yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 

@@ -177,7 +177,7 @@ SELECT c.size, coalesce(sum(s.size), 0)::int AS summed,
 
 -- name: reasons
 SELECT coalesce(reason, '') AS reason, count(*)::int AS n FROM decisions
- WHERE tenant = $1 AND frozen_at = $2 AND campaign_id = $3 AND state NOT IN (0, 1, 2)
+ WHERE tenant = $1 AND frozen_at = $2 AND campaign_id = $3 AND state NOT IN (0, 2)
  GROUP BY 1 ORDER BY 2 DESC, 1
 
 -- name: group
