@@ -43,6 +43,8 @@ STAGED: Final = 64 * 1024
 REPLY_MAX: Final = 64 * 1024
 NUL: Final = "\0"
 QUIT_SECONDS: Final = 1.0
+BARREN_MAX: Final = 3
+"""One mail may break a connection (a poisonous recipient); three new ones in a row say that it is the relay."""
 DOUBTS_MAX: Final = 10
 """So many unanswered dots in a row, and what is still queued is better not sent now."""
 TICK_SECONDS: Final = 1.0
@@ -86,6 +88,8 @@ class PipelineMailer:
         self._closed = False
         self.doubts = 0
         """Mails in a row whose dot was not answered."""
+        self.barren = 0
+        """New connections in a row that broke under their first mail."""
 
     async def send_batch(
         self,
@@ -150,10 +154,13 @@ class PipelineMailer:
         self._idle.add(connection)
 
     def gone(self, connection: "_Connection", fault: CallOutcome | None) -> None:
-        """`fault`: it never carried a mail, so the next one would not, either."""
+        """`fault`: it broke under its first mail, before that was taken."""
         self._live.discard(connection)
         self._idle.discard(connection)
         if fault is not None:
+            self.barren += 1
+        if fault is not None and self.barren >= BARREN_MAX:
+            self.barren = 0
             self._unopened(fault)
         elif self.doubts >= DOUBTS_MAX:
             # It takes mails and never says so. What waits must not follow them into doubt.
@@ -559,7 +566,7 @@ class _Connection(asyncio.Protocol):
         elif phase is _DOT:
             if job.live:
                 self._count += 1
-                self._mailer.doubts = 0
+                self._mailer.doubts = self._mailer.barren = 0
                 if 200 <= code < 300:
                     outcome: CallOutcome = accepted(
                         _text(lines, line), provider=self._mailer.name, else_id=job.mail.reference
