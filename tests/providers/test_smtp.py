@@ -48,7 +48,9 @@ SECURITY, TRANSACTIONAL, MARKETING = (
     MessageClass.MARKETING,
 )
 WHEN = datetime(2027, 3, 1, 9, 30, tzinfo=UTC)
-QUICK = SmtpTimeouts(connect=0.4, command=0.3, final_reply=dict.fromkeys(MessageClass, 0.3))
+QUICK = SmtpTimeouts(connect=10, command=0.5, final_reply=dict.fromkeys(MessageClass, 0.5))
+UNGREETED = SmtpTimeouts(connect=0.4, command=30)
+UNANSWERED = SmtpTimeouts(connect=30, command=30, final_reply=dict.fromkeys(MessageClass, 0.4))
 PATIENT = SmtpTimeouts(connect=30, command=30, final_reply=dict.fromkeys(MessageClass, 30.0))
 """For scripts in which nothing may time out, however busy the machine."""
 HUGE = ("x" * 900 + "\n") * 20_000
@@ -452,7 +454,7 @@ async def test_silence_before_the_body_is_failed(connect: Connect, verb):
 
 async def test_c14_silence_after_the_dot_is_unknown(connect: Connect):
     async with relay_that({"DOT": never}) as relay:
-        outcome = await connect(relay, timeouts=QUICK).send(a_mail())
+        outcome = await connect(relay, timeouts=UNANSWERED).send(a_mail())
     assert isinstance(outcome, Unknown)
     assert outcome.code == "reply_timeout"
 
@@ -604,7 +606,7 @@ async def test_a_connection_closed_while_idle_is_replaced(connect: Connect):
 
 
 async def test_c13_a_mistyped_host_is_the_senders_fault(connect: Connect):
-    client = connect(25, host="smtp.example.invalid", timeouts=QUICK)
+    client = connect(25, host="smtp.example.invalid", timeouts=UNGREETED)
     outcome = await client.send(a_mail())
     assert isinstance(outcome, Failed)
     assert outcome.code in ("host_not_found", "connect_timeout")  # a resolver may also hang
@@ -642,7 +644,7 @@ async def test_a_greeting_that_is_none(connect: Connect, greeting, code, scope):
 
 async def test_a_relay_that_accepts_and_never_greets_times_out(connect: Connect):
     async with serving(never) as relay:
-        outcome = await connect(relay, timeouts=QUICK).send(a_mail())
+        outcome = await connect(relay, timeouts=UNGREETED).send(a_mail())
     assert isinstance(outcome, Failed)
     assert outcome.code == "connect_timeout"
 
