@@ -13,6 +13,7 @@ from sendloom.errors import ConfigurationError
 from sendloom.platform import logging as our_logging
 from sendloom.platform import process, telemetry
 from sendloom.platform.temporal import connect
+from sendloom.providers.smtp_session import LoginGate
 from sendloom.settings import Settings, load_settings
 from sendloom.stores.migrations.runner import check_schema
 from workers import wiring
@@ -62,8 +63,10 @@ async def _run(
             activities = await open_.enter_async_context(wiring.flow(settings, served, client))
             workers.append(flow_worker(client, served, activities, build_id))
             lanes = lanes or list(lanes_of(served))
+        # A few logins a minute is the account's limit, so all lanes of the process share one gate.
+        logins = LoginGate()
         for lane in lanes:
-            activities = await open_.enter_async_context(wiring.lane(settings, lane))
+            activities = await open_.enter_async_context(wiring.lane(settings, lane, logins))
             workers.append(lane_worker(client, lane, activities, build_id))
         health.ready()
         log.info("serving", extra={"queues": [worker.task_queue for worker in workers]})

@@ -27,7 +27,7 @@ from sendloom.ports import Provider, SentCache
 from sendloom.providers import mime
 from sendloom.providers.smtp import SmtpProvider
 from sendloom.providers.smtp_pipeline import PipelineMailer
-from sendloom.providers.smtp_session import SmtpAccount
+from sendloom.providers.smtp_session import LoginGate, SmtpAccount
 from sendloom.providers.test_mode import TestModeProvider
 from sendloom.providers.twilio import TwilioAccount, TwilioProvider
 from sendloom.settings import Settings
@@ -54,6 +54,9 @@ CONFIGURED = frozenset({Channel.EMAIL, Channel.SMS})
 
 MAIL_CONNECTIONS = 10
 """Kept and pipelined, in each process of a lane that campaigns use."""
+
+KEPT_S = 20.0
+"""A kept HTTP connection unused for longer is not trusted: one the provider has just closed would come out as unknown."""
 
 FLOW_POOL = 8
 """Planning and closing: some milliseconds each, a hundred at once at most."""
@@ -140,14 +143,14 @@ async def flow(
 
 
 @asynccontextmanager
-async def lane(settings: Settings, lane: Lane) -> AsyncIterator[Activities]:
-    """One lane's activities, over its own pool and its own connections to providers."""
+async def lane(settings: Settings, lane: Lane, logins: LoginGate) -> AsyncIterator[Activities]:
+    """One lane's activities, over its own pool and its own connections to providers. `logins` is the process's."""
     sealer = _sealer(settings)
     async with (
         _pool(settings, lane.pool_size, lane.queue) as pool,
         _redis(settings) as redis,
-        _provider(settings, lane) as provider,
-        _carrier(settings, lane, provider) as carrier,
+        _provider(settings, lane, logins) as provider,
+        _carrier(settings, lane, provider, logins) as carrier,
     ):
         s = stores(pool, sealer)
         providers = {} if provider is None else {lane.channel: provider}
@@ -230,12 +233,16 @@ class NothingSent:
 
 
 @asynccontextmanager
-async def _provider(settings: Settings, lane: Lane) -> AsyncIterator[Provider | None]:
+async def _provider(
+    settings: Settings, lane: Lane, logins: LoginGate
+) -> AsyncIterator[Provider | None]:
     """The lane's own provider client; None for a channel that has none."""
     provider: Provider
     match lane.channel:
         case Channel.EMAIL:
-            provider = SmtpProvider(_smtp_account(settings), pool_size=lane.calls_in_flight)
+            provider = SmtpProvider(
+                _smtp_account(settings), pool_size=lane.calls_in_flight, login_gate=logins
+            )
         case Channel.SMS:
             twilio = settings.twilio
             provider = TwilioProvider(
@@ -263,13 +270,15 @@ def _limits(calls: int) -> httpx.Limits:
 
 @asynccontextmanager
 async def _carrier(
-    settings: Settings, lane: Lane, provider: Provider | None
+    settings: Settings, lane: Lane, provider: Provider | None, logins: LoginGate
 ) -> AsyncIterator[Carrier | None]:
     """What a campaign sends with on this lane. Mail has connections of its own: they are pipelined."""
     if lane.message_class is MessageClass.SECURITY or provider is None:
         yield None
     elif lane.channel is Channel.EMAIL:
-        mailer = PipelineMailer(_smtp_account(settings), connections=MAIL_CONNECTIONS)
+        mailer = PipelineMailer(
+            _smtp_account(settings), connections=MAIL_CONNECTIONS, login_gate=logins
+        )
         try:
             yield MailCarrier(mailer, mime, _senders(settings))
         finally:
