@@ -1,9 +1,10 @@
 """Campaigns: what is pinned, who controls them, how far each shard is, and counts that always add up."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -39,13 +40,12 @@ from sendloom.stores.dead_letters import SQL as LETTERS
 from sendloom.stores.dead_letters import add_letters
 from sendloom.stores.decisions import PostgresDecisions, decision
 from sendloom.stores.lists import EMPTY
-from sendloom.stores.people import PostgresPeople
+from sendloom.stores.people import NOTHING, PostgresPeople
 from sendloom.stores.pool import BULK, STATEMENT, Pool, Record, answering, touched
 from sendloom.stores.queries import load
 
 SQL = load("campaigns.sql")
 
-_NOTHING: Mapping[str, Any] = {}
 _FIRST = (-1, -1, "")
 _PAGES_AT_ONCE = 20
 """Pages one statement cancels: some ten thousand rows."""
@@ -220,7 +220,7 @@ class PostgresCampaigns(PostgresPeople):
     async def page_sends(
         self, campaign: CampaignRow, shard: int, page: int, channel: Channel
     ) -> list[PageSend]:
-        rows = await self._fetch(
+        row = await self._row(
             SQL["page_sends"],
             campaign.tenant,
             campaign.category,
@@ -231,12 +231,12 @@ class PostgresCampaigns(PostgresPeople):
             shard,
             page,
         )
-        return [_send(*row) for row in rows]
+        return [] if row is None else _sends(row)
 
     async def due_sends(
         self, campaign: CampaignRow, channel: Channel, before: datetime, limit: int
     ) -> list[tuple[int, int, list[PageSend]]]:
-        rows = await self._fetch(
+        row = await self._row(
             SQL["due_sends"],
             campaign.tenant,
             campaign.category,
@@ -248,21 +248,29 @@ class PostgresCampaigns(PostgresPeople):
             limit,
             timeout=BULK,
         )
-        deferred = [row for row in rows if row["state"] == RECIPIENT_CODE[RecipientState.DEFERRED]]
+        if row is None:
+            return []
+        places = list(zip(row["shards"], row["pages"], strict=True))
+        deferred = [
+            (shard, page, id)
+            for (shard, page), id, state in zip(places, row["ids"], row["states"], strict=True)
+            if state == RECIPIENT_CODE[RecipientState.DEFERRED]
+        ]
         if deferred:
             await self._execute(
                 SQL["undefer"],
                 campaign.tenant,
                 campaign.frozen_at,
                 campaign.campaign_id,
-                [row["shard"] for row in deferred],
-                [row["page"] for row in deferred],
-                [row["recipient_id"] for row in deferred],
+                [shard for shard, _, _ in deferred],
+                [page for _, page, _ in deferred],
+                [id for _, _, id in deferred],
                 timeout=BULK,
             )
+        placed = zip(places, _sends(row), strict=True)
         return [
-            (shard, page, [_send(*tuple(row)[3:]) for row in group])
-            for (shard, page), group in groupby(rows, key=lambda row: (row["shard"], row["page"]))
+            (shard, page, [send for _, send in group])
+            for (shard, page), group in groupby(placed, key=itemgetter(0))
         ]
 
     async def due(self, tenant: str, campaign_id: UUID) -> DueView:
@@ -592,39 +600,71 @@ def _outcome(
     )
 
 
-def _send(
-    recipient_id: str,
-    variables: Mapping[str, Any] | None,
-    locale: str | None,
-    zone: str | None,
-    attempt: int,
-    send_no: int,
-    not_before: datetime | None,
-    not_after: datetime | None,
-    address_hash: bytes | None,
-    sealed: bytes,
-    verified: bool,
-    dead_reason: str | None,
-    suppressed: str | None,
-    opted_out: bool,
-    erased: bool,
-    reason: str | None,
-) -> PageSend:
-    return PageSend(
-        recipient_id,
-        variables or _NOTHING,
-        locale,
-        zone,
-        attempt,
-        send_no,
-        not_before,
-        not_after,
-        None if address_hash is None else Address(address_hash, sealed, verified, dead_reason),
-        suppressed,
-        opted_out,
-        erased,
-        reason,
+def _sends(row: Record) -> list[PageSend]:
+    """Runs for every recipient of every campaign; see `people._people`."""
+    ids: list[str] = row["ids"]
+    not_befores = row["not_befores"] or repeat(row["not_before"])
+    not_afters = row["not_afters"] or repeat(row["not_after"])
+    variables = _by_id(row["l_ids"], row["l_variables"])
+    people: dict[str, tuple[str | None, str | None]] = (
+        {}
+        if row["r_ids"] is None
+        else dict(
+            zip(row["r_ids"], zip(row["r_locales"], row["r_zones"], strict=True), strict=True)
+        )
     )
+    addresses = (
+        {}
+        if row["a_ids"] is None
+        else {
+            id: Address(address_hash, sealed, verified, dead)
+            for id, address_hash, sealed, verified, dead in zip(
+                row["a_ids"],
+                row["a_hashes"],
+                row["a_sealed"],
+                row["a_verified"],
+                row["a_dead"],
+                strict=True,
+            )
+        }
+    )
+    suppressed = _by_id(row["s_hashes"], row["s_reasons"])
+    opted_out = frozenset(row["p_ids"] or ())
+    sends = []
+    for id, attempt, send_no, reason, not_before, not_after in zip(
+        ids,
+        row["attempts"],
+        row["send_nos"],
+        row["reasons"],
+        not_befores,
+        not_afters,
+        strict=False,
+    ):
+        person = people.get(id)
+        locale, zone = person or (None, None)
+        address = addresses.get(id)
+        sends.append(
+            PageSend(
+                id,
+                variables.get(id, NOTHING),
+                locale,
+                zone,
+                attempt,
+                send_no,
+                not_before,
+                not_after,
+                address,
+                suppressed.get(address.address_hash) if suppressed and address else None,
+                id in opted_out,
+                person is None,
+                reason,
+            )
+        )
+    return sends
+
+
+def _by_id(ids: Iterable[Any] | None, values: Iterable[Any]) -> dict[Any, Any]:
+    return {} if ids is None else dict(zip(ids, values, strict=True))
 
 
 def _campaign(row: Record) -> CampaignRow:

@@ -1,11 +1,14 @@
 """Decisions: inserted once, changed only by compare-and-set; with them the caps they use up and the payloads they fix."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 from uuid import UUID
+
+import asyncpg
 
 from schemas.kinds import Channel, RecipientState
 from schemas.notifications import DecisionKey, DeliveryKey
@@ -20,6 +23,7 @@ from sendloom.stores.pool import (
     PostgresStore,
     Record,
     answering,
+    column,
     or_none,
     touched,
 )
@@ -28,6 +32,8 @@ from sendloom.stores.queries import load
 SQL = load("decisions.sql")
 
 _PAYLOAD = "delivery"
+_MANY = 10
+"""From here on a statement that fails when a decision is there already is worth trying first."""
 _Page = tuple[str, datetime, UUID, int, int]
 _Keyed = TypeVar("_Keyed", Decision, Move)
 
@@ -59,7 +65,7 @@ class PostgresDecisions(PostgresStore):
             with answering():
                 # One page is one statement, which needs no transaction around it.
                 async with self._pool.acquire(timeout=STATEMENT) as connection:
-                    return await _insert(connection, decisions)
+                    return await _insert(connection, decisions, alone=True)
         async with self._transaction() as connection:
             if caps:
                 stored = await _insert_capped(connection, decisions, caps)
@@ -137,30 +143,50 @@ class PostgresDecisions(PostgresStore):
         )
 
 
-async def _insert(connection: Connection, decisions: Sequence[Decision]) -> list[Decision]:
+async def _insert(
+    connection: Connection, decisions: Sequence[Decision], *, alone: bool = False
+) -> list[Decision]:
+    """`alone`: no transaction is open that a failing statement would end."""
     stored: dict[tuple[_Page, str], Decision] = {}
     for page, batch in _by_page(decisions):
         if any((page, d.key.recipient_id) in stored for d in batch):
             raise ValueError("the same decision is there twice")
         stored.update(((page, d.key.recipient_id), d) for d in batch)
-        rows = await connection.fetch(
-            SQL["insert"],
+        ids = [d.key.recipient_id for d in batch]
+        states, state = column([RECIPIENT_CODE[d.state] for d in batch])
+        channels, channel = column([d.channel for d in batch])
+        rungs, rung = column([d.rung for d in batch])
+        reasons, reason = column([d.reason for d in batch])
+        not_befores, not_before = column([d.not_before for d in batch])
+        not_afters, not_after = column([d.not_after for d in batch])
+        due_ats, due_at = column([d.due_at for d in batch])
+        args = (
             *page,
-            [d.key.recipient_id for d in batch],
-            [RECIPIENT_CODE[d.state] for d in batch],
-            or_none([d.channel for d in batch]),
-            [d.rung for d in batch] if any(d.rung for d in batch) else None,
+            ids,
+            states,
+            channels,
+            rungs,
             [d.send_no for d in batch] if any(d.send_no != 1 for d in batch) else None,
             [d.attempt for d in batch] if any(d.attempt for d in batch) else None,
-            or_none([d.reason for d in batch]),
-            or_none([d.not_before for d in batch]),
-            or_none([d.not_after for d in batch]),
-            or_none([d.due_at for d in batch]),
-            timeout=STATEMENT,
+            reasons,
+            not_befores,
+            not_afters,
+            due_ats,
+            state,
+            channel,
+            rung,
+            reason,
+            not_before,
+            not_after,
+            due_at,
         )
-        if len(rows) < len(batch):
-            new = {row[0] for row in rows}
-            old = [d.key.recipient_id for d in batch if d.key.recipient_id not in new]
+        if alone and len(batch) >= _MANY:
+            with suppress(asyncpg.UniqueViolationError):
+                await connection.execute(SQL["insert_all"], *args, timeout=STATEMENT)
+                continue
+        new = await connection.fetchval(SQL["insert"], *args, timeout=STATEMENT)
+        if new is not None:
+            old = list(set(ids).difference(new))
             for row in await connection.fetch(SQL["of_page"], *page, old, timeout=STATEMENT):
                 stored[page, row["recipient_id"]] = decision(row)
     return [stored[_page(d.key), d.key.recipient_id] for d in decisions]
@@ -235,18 +261,32 @@ async def _use(
 async def _move(connection: Connection, page: _Page, moves: Sequence[Move]) -> int:
     if len({m.key.recipient_id for m in moves}) != len(moves):
         raise ValueError("two moves of one decision")
+    expects, expect = column([_mask(m.expect, m.to, m.cause) for m in moves])
+    states, state = column([RECIPIENT_CODE[m.to] for m in moves])
+    reasons, reason = column([m.reason for m in moves])
+    channels, channel = column([m.channel for m in moves])
+    rungs, rung = column([m.rung for m in moves])
+    attempts, attempt = column([m.attempt for m in moves])
+    due_ats, due_at = column([m.due_at for m in moves])
     columns = (
         [m.key.recipient_id for m in moves],
-        [_mask(m.expect, m.to, m.cause) for m in moves],
-        [RECIPIENT_CODE[m.to] for m in moves],
-        or_none([m.reason for m in moves]),
-        or_none([m.channel for m in moves]),
-        or_none([m.rung for m in moves]),
+        expects,
+        states,
+        reasons,
+        channels,
+        rungs,
         or_none([m.send_no for m in moves]),
-        or_none([m.attempt for m in moves]),
+        attempts,
         or_none([m.not_before for m in moves]),
         or_none([m.not_after for m in moves]),
-        or_none([m.due_at for m in moves]),
+        due_ats,
+        expect,
+        state,
+        reason,
+        channel,
+        rung,
+        attempt,
+        due_at,
     )
     if any(m.to in _GIVES_BACK for m in moves):
         matched: int = await connection.fetchval(

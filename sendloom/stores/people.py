@@ -1,20 +1,22 @@
 """One read of everything the gates ask about people: by id, or a page of a frozen list."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
 from uuid import UUID
 
 from schemas.kinds import Channel
 from sendloom.ports import Address, Device, Member, Person
-from sendloom.stores.pool import PostgresStore, Record
+from sendloom.stores.pool import PostgresStore
 from sendloom.stores.queries import load
 
 SQL = load("people.sql")
 
-_NOBODY: frozenset[str] = frozenset()
-_NOTHING: dict[str, Any] = {}
+NOTHING: Mapping[str, Any] = {}
+"""Shared by everybody who has no variables."""
+
 _CHANNEL = {channel.value: channel for channel in Channel}
+_ONE = {channel: frozenset({channel}) for channel in (*_CHANNEL, "*")}
 
 
 class PostgresPeople(PostgresStore):
@@ -26,66 +28,91 @@ class PostgresPeople(PostgresStore):
         if not recipient_ids:
             return []
         ids = list(recipient_ids)
-        rows = await self._fetch(SQL["people"], tenant, category, cap_days, ids)
-        if len(rows) == 1:
-            return [_person(*rows[0])]
-        found = {row[0]: _person(*row) for row in rows}
-        return [found[id] for id in ids]
+        row = await self._row(SQL["people"], tenant, category, cap_days, ids)
+        assert row is not None
+        people = _people(ids, *row)
+        return [people[id] for id in ids]
 
     async def members(
         self, tenant: str, category: str, version_id: UUID, shard: int, page: int, cap_days: bool
     ) -> list[Member]:
-        rows = await self._fetch(
-            SQL["members"], tenant, category, cap_days, version_id, shard, page
-        )
-        return [_member(row) for row in rows]
+        row = await self._row(SQL["members"], tenant, category, cap_days, version_id, shard, page)
+        assert row is not None
+        ids, variables, *facts = row
+        if ids is None:
+            return []
+        people = _people(ids, *facts)
+        return [
+            Member(id, of_them or NOTHING, people[id])
+            for id, of_them in zip(ids, variables, strict=True)
+        ]
 
 
-def _member(row: Record) -> Member:
-    variables, *facts = row
-    return Member(facts[0], variables or _NOTHING, _person(*facts))
-
-
-def _person(
-    recipient_id: str,
-    exists: bool,
-    locale: str | None,
-    zone: str | None,
-    erased: bool,
-    email_hash: bytes | None,
-    email_sealed: bytes,
-    email_verified: bool,
-    email_dead: str | None,
-    email_suppressed: str | None,
-    sms_hash: bytes | None,
-    sms_sealed: bytes,
-    sms_verified: bool,
-    sms_dead: str | None,
-    sms_suppressed: str | None,
-    opted_out: list[str] | None,
-    consented: list[str] | None,
-    devices: list[tuple[str, str, bytes]] | None,
-    cap_uses: list[tuple[str, date]] | None,
-) -> Person:
-    """Runs once a recipient of every campaign: nothing here that a person without the thing pays for."""
-    person = Person(recipient_id, exists, locale, zone, erased)
-    if email_hash is not None:
-        person.addresses[Channel.EMAIL] = Address(
-            email_hash, email_sealed, email_verified, email_dead
-        )
-        if email_suppressed is not None:
-            person.suppressed[Channel.EMAIL] = email_suppressed
-    if sms_hash is not None:
-        person.addresses[Channel.SMS] = Address(sms_hash, sms_sealed, sms_verified, sms_dead)
-        if sms_suppressed is not None:
-            person.suppressed[Channel.SMS] = sms_suppressed
-    if opted_out is not None:
-        person.opted_out = frozenset(opted_out)
-    if consented is not None:
-        person.consented = frozenset(consented)
-    if devices is not None:
-        person.devices = [Device(id, _CHANNEL[channel], sealed) for id, channel, sealed in devices]
-    if cap_uses is not None:
-        for scope, day in cap_uses:
-            person.cap_uses.setdefault(scope, []).append(day)
-    return person
+def _people(
+    ids: Sequence[str],
+    r_ids: Sequence[str] | None,
+    r_locales: Sequence[str | None],
+    r_zones: Sequence[str | None],
+    r_erased: Sequence[bool],
+    a_ids: Sequence[str] | None,
+    a_channels: Sequence[str],
+    a_hashes: Sequence[bytes],
+    a_sealed: Sequence[bytes],
+    a_verified: Sequence[bool],
+    a_dead: Sequence[str | None],
+    s_channels: Sequence[str] | None,
+    s_hashes: Sequence[bytes],
+    s_reasons: Sequence[str],
+    p_ids: Sequence[str] | None,
+    p_channels: Sequence[str],
+    k_ids: Sequence[str] | None,
+    k_channels: Sequence[str],
+    d_ids: Sequence[str] | None,
+    d_devices: Sequence[str],
+    d_channels: Sequence[str],
+    d_sealed: Sequence[bytes],
+    u_ids: Sequence[str] | None,
+    u_scopes: Sequence[str],
+    u_days: Sequence[date],
+) -> dict[str, Person]:
+    """Runs for every recipient of every campaign: nobody pays here for what they do not have."""
+    people = {id: Person(id, False) for id in ids}
+    if r_ids is not None:
+        for id, locale, zone, erased in zip(r_ids, r_locales, r_zones, r_erased, strict=True):
+            person = people[id]
+            person.exists = True
+            person.locale = locale
+            person.zone = zone
+            person.erased = erased
+    suppressed = (
+        {}
+        if s_channels is None
+        else dict(zip(zip(s_channels, s_hashes, strict=True), s_reasons, strict=True))
+    )
+    if a_ids is not None:
+        for id, channel, address_hash, sealed, verified, dead in zip(
+            a_ids, a_channels, a_hashes, a_sealed, a_verified, a_dead, strict=True
+        ):
+            person = people[id]
+            at = _CHANNEL[channel]
+            person.addresses[at] = Address(address_hash, sealed, verified, dead)
+            if suppressed and (reason := suppressed.get((channel, address_hash))) is not None:
+                person.suppressed[at] = reason
+    if p_ids is not None:
+        for id, channel in zip(p_ids, p_channels, strict=True):
+            person = people[id]
+            person.opted_out = person.opted_out | _ONE[channel]
+    if k_ids is not None:
+        for id, channel in zip(k_ids, k_channels, strict=True):
+            person = people[id]
+            # Nearly everybody has one, for all channels; those share it.
+            person.consented = (
+                person.consented | _ONE[channel] if person.consented else _ONE[channel]
+            )
+    if d_ids is not None:
+        for id, device, channel, sealed in zip(d_ids, d_devices, d_channels, d_sealed, strict=True):
+            people[id].devices.append(Device(device, _CHANNEL[channel], sealed))
+    if u_ids is not None:
+        for id, scope, day in zip(u_ids, u_scopes, u_days, strict=True):
+            people[id].cap_uses.setdefault(scope, []).append(day)
+    return people

@@ -154,6 +154,17 @@ def touched(status: str) -> int:
     return int(status.rpartition(" ")[2])
 
 
+def column(values: Sequence[Any]) -> tuple[Sequence[Any] | None, Any]:
+    """A column for `unnest` as (array, default): one value for every row is sent once, and the array is left out.
+
+    The server pads a missing array with nulls, and the statement says `coalesce(column, default)`.
+    """
+    first = values[0]
+    if values.count(first) == len(values):
+        return None, first
+    return values, None
+
+
 def or_none(values: Sequence[Any]) -> Sequence[Any] | None:
-    """A column for `unnest`, or None when it holds nothing: the server fills it up with nulls, and nothing is encoded."""
+    """A column for `unnest`, or None when it holds nothing: the server pads it with nulls, and nothing is encoded."""
     return values if any(value is not None for value in values) else None

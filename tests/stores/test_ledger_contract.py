@@ -252,6 +252,29 @@ async def test_recording_again_changes_nothing(bench: Bench) -> None:
     assert await bench.ledger.read(scope, [Want("r")]) == first
 
 
+async def test_a_chunk_of_results_is_merged_one_by_one(bench: Bench) -> None:
+    """Some in time, some again, some late, some of somebody else, some never claimed."""
+    scope, owner, other = bench.scope(), uuid4(), uuid4()
+    names = [f"r{n:02}" for n in range(20)]
+    await bench.ledger.claim(scope, [Want(r) for r in names[:15]], owner, MINUTE)
+    await bench.ledger.claim(scope, [Want(r) for r in names[15:18]], other, MINUTE)
+    await bench.ledger.record(scope, [outcome(r, owner, ClaimState.SENT) for r in names[:5]])
+    chunk = [
+        outcome(r, owner, ClaimState.REJECTED, code=f"code {r}", provider="smtp") for r in names
+    ]
+    await bench.ledger.record(scope, chunk[::-1])
+    rows = await bench.ledger.read(scope, [Want(r) for r in names])
+    states = [row.state for row in rows if row]
+    assert states == (
+        [ClaimState.SENT] * 5
+        + [ClaimState.REJECTED] * 10
+        + [ClaimState.CLAIMED] * 3
+        + [ClaimState.REJECTED] * 2
+    )
+    assert [row.code for row in rows[5:15] if row] == [f"code {r}" for r in names[5:15]]
+    assert {row.provider for row in rows[5:15] if row} == {"smtp"}
+
+
 async def test_two_results_of_one_claim_in_one_call_are_both_merged(bench: Bench) -> None:
     scope, owner = bench.scope(), uuid4()
     await bench.ledger.claim(scope, [Want("r")], owner, MINUTE)

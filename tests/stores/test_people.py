@@ -11,6 +11,7 @@ from sendloom.rows import AddressWrite, Consent, Preference, RecipientWrite
 from tests.stores.conftest import NOW, Stores, World, a_category, a_row
 
 EMAIL = AddressWrite(Channel.EMAIL, "Ann@example.com", "ann@example.com", verified=True)
+EVERY_CHANNEL = tuple(Channel)
 SMS = AddressWrite(Channel.SMS, "+12025550101", "+12025550101")
 
 
@@ -22,6 +23,7 @@ async def test_everything_about_several_people_in_the_order_asked(
     stores: Stores, world: World
 ) -> None:
     t = world.tenant
+    await stores.catalog.put_category(a_category(t, ladder=EVERY_CHANNEL))
     await stores.recipients.upsert(
         t,
         [
@@ -54,6 +56,17 @@ async def test_everything_about_several_people_in_the_order_asked(
     [device] = ann.devices
     assert stores.sealer.open("device", t, device.sealed) == b"token-1"
     assert (bob.exists, bob.addresses, bob.consented) == (True, {}, frozenset())
+
+
+async def test_only_what_the_category_may_use_is_looked_for(stores: Stores, world: World) -> None:
+    t = world.tenant
+    await stores.catalog.put_category(a_category(t, ladder=(Channel.SMS,)))
+    await stores.recipients.upsert(t, [RecipientWrite("ann", addresses=(EMAIL, SMS))])
+    await stores.recipients.register_device(t, "ann", "pad", Channel.APNS, "token-2")
+    [ann] = await stores.people.people(t, "offers.weekly", ["ann"], False)
+    assert (set(ann.addresses), ann.devices) == ({Channel.SMS}, [])
+    [ann] = await stores.people.people(t, "no.such.category", ["ann"], False)
+    assert (set(ann.addresses), len(ann.devices)) == ({Channel.EMAIL, Channel.SMS}, 1)
 
 
 async def test_one_person_is_read_like_many(stores: Stores, world: World) -> None:
@@ -150,6 +163,7 @@ async def test_a_device_moves_with_its_owner_and_a_late_report_does_not_kill_a_n
     stores: Stores, world: World
 ) -> None:
     t, recipients = world.tenant, stores.recipients
+    await stores.catalog.put_category(a_category(t, ladder=EVERY_CHANNEL))
     await recipients.upsert(t, [RecipientWrite("ann"), RecipientWrite("bob")])
     assert await recipients.register_device(t, "ann", "phone", Channel.FCM, "token")
     assert await recipients.register_device(t, "bob", "phone", Channel.FCM, "token")
@@ -158,6 +172,8 @@ async def test_a_device_moves_with_its_owner_and_a_late_report_does_not_kill_a_n
     assert bob is not None
     assert ann.devices == ()
     [device] = bob.devices
+    [person] = await stores.people.people(t, "offers.weekly", ["bob"], False)
+    assert [d.device_id for d in person.devices] == ["phone"]
     before = device.registered_at - timedelta(seconds=1)
     assert not await recipients.disable_device(t, Channel.FCM, "token", before)
     assert await recipients.disable_device(t, Channel.FCM, "token", device.registered_at)

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
+
+import asyncpg
 
 from schemas.kinds import Channel, ClaimState
 from schemas.notifications import DeliveryKey
@@ -20,12 +23,15 @@ from sendloom.ports import (
     Want,
     Won,
 )
-from sendloom.stores.pool import BULK, PostgresStore, Record, or_none
+from sendloom.stores.pool import BULK, PostgresStore, Record, column, or_none
 from sendloom.stores.queries import load
 
 SQL = load("ledger.sql")
 
 _Id = tuple[str, int, str]
+
+_MANY = 10
+"""From here on a statement that fails when it meets the unexpected is worth trying first."""
 
 
 class PostgresLedger(PostgresStore):
@@ -36,6 +42,10 @@ class PostgresLedger(PostgresStore):
     ) -> list[ClaimAnswer]:
         if not wants:
             return []
+        if len(wants) >= _MANY and all(map(_is_first, wants)):
+            all_of_it = await self._claim_all(scope, wants, owner, lease)
+            if all_of_it is not None:
+                return all_of_it
         answers: dict[_Id, ClaimAnswer] = {}
         # Retries and first attempts ask for different things; a chunk usually has only one kind.
         for (retry, resume), group in _by_kind(wants).items():
@@ -48,12 +58,29 @@ class PostgresLedger(PostgresStore):
             answers |= await self._others(scope, left, owner, lease, won_some=bool(answers))
         return [answers[_id(want)] for want in wants]
 
+    async def _claim_all(
+        self, scope: ClaimScope, wants: Sequence[Want], owner: UUID, lease: timedelta
+    ) -> list[ClaimAnswer] | None:
+        """Everything, or None: somebody has a claim there, or the epoch is over."""
+        try:
+            row = await self._row(SQL["claim_all"], *_at(scope), *_what(scope, wants, owner, lease))
+        except asyncpg.UniqueViolationError:
+            return None
+        assert row is not None
+        if row["won"] != len(wants):
+            return None
+        return [Won(1, row["lease_until"])] * len(wants)
+
     async def _claim_new(
-        self, scope: ClaimScope, wants: list[Want], owner: UUID, lease: timedelta
+        self, scope: ClaimScope, wants: Sequence[Want], owner: UUID, lease: timedelta
     ) -> dict[_Id, ClaimAnswer]:
-        return _won(
-            await self._fetch(SQL["claim_new"], *_at(scope), *_what(scope, wants, owner, lease))
-        )
+        what = _what(scope, wants, owner, lease)
+        row = await self._row(SQL["claim_new"], *_at(scope), *what)
+        assert row is not None
+        if not row["won"]:
+            return {}
+        won = Won(1, row["lease_until"])
+        return dict.fromkeys(row["which"] or map(_id, wants), won)
 
     async def _claim_again(
         self,
@@ -111,21 +138,36 @@ class PostgresLedger(PostgresStore):
             return
         # Two results for one claim in one statement cannot both be merged; and one order for all avoids deadlocks.
         for batch in _distinct(results):
-            batch.sort(key=lambda r: (r.recipient_id, r.send_no, r.device))
+            batch.sort(key=_recipient)
             plain = all(r.send_no == 1 and not r.device for r in batch)
-            await self._execute(
-                SQL["record"],
+            states, state = column([CLAIM_RANK[r.state] for r in batch])
+            attempts, attempt = column([r.attempt for r in batch])
+            owners, owner = column([r.owner for r in batch])
+            providers, provider = column([r.provider for r in batch])
+            codes, code = column([r.code for r in batch])
+            args = (
                 *_at(scope),
                 [r.recipient_id for r in batch],
                 None if plain else [r.send_no for r in batch],
                 None if plain else [r.device for r in batch],
-                [CLAIM_RANK[r.state] for r in batch],
-                [r.attempt for r in batch],
-                [r.owner for r in batch],
-                or_none([r.provider for r in batch]),
+                states,
+                attempts,
+                owners,
+                providers,
                 or_none([r.provider_message_id for r in batch]),
-                or_none([r.code for r in batch]),
+                codes,
+                state,
+                attempt,
+                owner,
+                provider,
+                code,
             )
+            changed = 0
+            if len(batch) >= _MANY:
+                changed = await self._execute(SQL["record_all"], *args)
+            if changed < len(batch):
+                # A single one; or some were merged before, or never claimed: the upsert knows what to do with each.
+                await self._execute(SQL["record"], *args)
 
     async def read(self, scope: ClaimScope, wants: Sequence[Want]) -> list[ClaimRow | None]:
         ids = list({want.recipient_id for want in wants})
@@ -176,23 +218,32 @@ def _at(scope: ClaimScope) -> tuple[Any, ...]:
 
 
 def _what(
-    scope: ClaimScope, wants: list[Want], owner: UUID, lease: timedelta
+    scope: ClaimScope, wants: Sequence[Want], owner: UUID, lease: timedelta
 ) -> tuple[object, ...]:
     # One order for everybody, or two chunks with rows in common could wait for each other.
-    wants = sorted(wants, key=_id)
+    wants = sorted(wants, key=_recipient)
+    plain = all(want.send_no == 1 and not want.device for want in wants)
+    first = all(map(_is_first, wants))
     return (
         scope.epoch,
         owner,
         lease,
         [want.recipient_id for want in wants],
-        [want.send_no for want in wants],
-        [want.device for want in wants],
-        [_attempt(want) for want in wants],
+        None if plain else [want.send_no for want in wants],
+        None if plain else [want.device for want in wants],
+        None if first else [_attempt(want) for want in wants],
     )
 
 
 def _id(want: Want) -> _Id:
     return (want.recipient_id, want.send_no, want.device)
+
+
+_recipient = attrgetter("recipient_id")
+
+
+def _is_first(want: Want) -> bool:
+    return want.retry_of is None and want.resume_unknown_of is None
 
 
 def _attempt(want: Want) -> int:

@@ -1,5 +1,6 @@
 -- Every table has the tenant in its key. decisions, deliveries and claims are partitioned by frozen time (launch, fire or
--- accept time, fixed once and carried by the caller), because uniqueness holds only inside a partition key.
+-- accept time, fixed once and carried by the caller), because uniqueness holds only inside a partition key. Their keys begin with
+-- what tells rows apart soonest: the same key with tenant and time in front made every insert a quarter dearer.
 --
 -- Indexes beside the primary key share no leading column with it where a hot statement reads by the primary key. A plan is made
 -- once, often while a table or a month's partition is still empty; then two indexes that both fit cost the same, and the planner
@@ -371,7 +372,7 @@ CREATE TABLE decisions (
     due_at       timestamptz,              -- the bucket it waits in
     decided_at   timestamptz NOT NULL DEFAULT now(),
     changed_at   timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (tenant, frozen_at, campaign_id, shard, page, recipient_id)
+    PRIMARY KEY (campaign_id, shard, page, recipient_id, tenant, frozen_at)
 ) PARTITION BY RANGE (frozen_at);
 CREATE INDEX decisions_by_recipient ON decisions (person(tenant, recipient_id));
 -- In the order the due loop works: bucket by bucket, and inside one by (shard, page).
@@ -389,7 +390,7 @@ CREATE TABLE deliveries (
     address_hash bytea NOT NULL,
     payload      bytea,                    -- sealed Outbound; null once purged
     created_at   timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (tenant, frozen_at, campaign_id, recipient_id, channel, send_no, device)
+    PRIMARY KEY (campaign_id, recipient_id, channel, send_no, device, tenant, frozen_at)
 ) PARTITION BY RANGE (frozen_at);
 
 -- The ledger: what we did to a provider, with one column per later status.
@@ -416,7 +417,7 @@ CREATE TABLE claims (
     opened_at    timestamptz,
     bounced_at   timestamptz,
     complained_at timestamptz,
-    PRIMARY KEY (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device)
+    PRIMARY KEY (campaign_id, shard, page, channel, recipient_id, send_no, device, tenant, frozen_at)
 ) PARTITION BY RANGE (frozen_at);
 -- No index on state or lease: it would make every outcome rewrite every index. Ended leases are found page by page.
 
@@ -552,8 +553,10 @@ BEGIN
         FOREACH parent IN ARRAY ARRAY['decisions', 'deliveries', 'claims'] LOOP
             child := parent || '_' || to_char(month, 'YYYYMM');
             IF to_regclass(child) IS NULL THEN
-                -- Room on the page for the updates that follow every insert keeps them off the indexes.
-                EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING DEFAULTS INCLUDING CONSTRAINTS) WITH (fillfactor = 60)', child, parent);
+                -- Every insert is followed by an update. Room for both on one page keeps the update off the indexes (measured: at 60
+                -- a third of them were not), and a claim grows by its provider's message id.
+                EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING DEFAULTS INCLUDING CONSTRAINTS) WITH (fillfactor = %s)', child, parent,
+                               CASE parent WHEN 'claims' THEN 40 WHEN 'decisions' THEN 45 ELSE 100 END);
                 EXECUTE format(
                     'WITH moved AS (DELETE FROM %I WHERE frozen_at >= %L AND frozen_at < %L RETURNING *) INSERT INTO %I SELECT * FROM moved',
                     parent || '_default', starts, ends, child);

@@ -100,49 +100,61 @@ UPDATE cursors SET page = greatest(page, $6), closed = closed OR $7, updated_at 
 -- name: pages
 SELECT page, size FROM list_pages WHERE tenant = $1 AND version_id = $2 AND shard = $3 ORDER BY page
 
--- fragment: send
--- What a send needs of decision `d`, as things are now: this is the last look. $1 tenant, $2 category, $3 channel.
-d.recipient_id, l.variables, r.locale, r.zone, d.attempt, d.send_no, d.not_before, d.not_after,
-       a.address_hash, a.sealed, a.verified_at IS NOT NULL AS verified, a.dead_reason,
-       (SELECT s.reason FROM suppressions s WHERE s.tenant = $1 AND s.channel = $3 AND s.address_hash = a.address_hash) AS suppressed,
-       -- Not EXISTS: that may become a hash of everybody's preferences.
-       (SELECT true FROM preferences p
-         WHERE p.tenant = $1 AND p.recipient_id = d.recipient_id AND p.opted_out AND p.channel IN ($3, '*')
-           AND (p.category = $2 OR (p.category = '*' AND (SELECT marketing FROM asked))) LIMIT 1) IS NOT NULL AS opted_out,
-       (r.recipient_id IS NULL OR r.erased_at IS NOT NULL) AS erased, d.reason
+-- fragment: sends
+-- What the sends of `d.ids` need, as things are now: this is the last look. Arrays, as in people.sql. $1 tenant, $2 category,
+-- $3 channel, $4 list version.
+d.*, l.*, r.*, a.*, s.*, p.*
+  FROM d
+ CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS l_ids, array_agg(variables) AS l_variables
+                       FROM list_rows
+                      WHERE tenant = $1 AND version_id = $4 AND shard = ANY (d.shards) AND page = ANY (d.pages)
+                        AND recipient_id = ANY (d.ids) AND variables IS NOT NULL) l
+ CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS r_ids, array_agg(locale) AS r_locales, array_agg(zone) AS r_zones
+                       FROM recipients WHERE tenant = $1 AND recipient_id = ANY (d.ids) AND erased_at IS NULL) r
+ CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS a_ids, array_agg(address_hash) AS a_hashes, array_agg(sealed) AS a_sealed,
+                            array_agg(verified_at IS NOT NULL) AS a_verified, array_agg(dead_reason) AS a_dead
+                       FROM addresses WHERE tenant = $1 AND recipient_id = ANY (d.ids) AND channel = $3) a
+ CROSS JOIN LATERAL (SELECT array_agg(address_hash) AS s_hashes, array_agg(reason) AS s_reasons
+                       FROM suppressions WHERE tenant = $1 AND channel = $3 AND address_hash = ANY (a.a_hashes)) s
+ CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS p_ids
+                       FROM preferences
+                      WHERE tenant = $1 AND recipient_id = ANY (d.ids) AND opted_out AND channel IN ($3, '*')
+                        AND (category = $2 OR (category = '*' AND (
+                             SELECT message_class = 'marketing' FROM categories WHERE tenant = $1 AND category = $2)))) p
+ WHERE d.ids IS NOT NULL
 
--- fragment: send_joins
-  LEFT JOIN LATERAL (SELECT x.variables FROM list_rows x WHERE x.tenant = $1 AND x.version_id = $4 AND x.shard = d.shard AND x.page = d.page
-                        AND x.recipient_id = d.recipient_id OFFSET 0) l ON true
-  LEFT JOIN LATERAL (SELECT * FROM recipients x WHERE x.tenant = $1 AND x.recipient_id = d.recipient_id OFFSET 0) r ON true
-  LEFT JOIN LATERAL (SELECT * FROM addresses x WHERE x.tenant = $1 AND x.recipient_id = d.recipient_id AND x.channel = $3 OFFSET 0) a ON true
-
--- fragment: asked
-WITH asked AS MATERIALIZED (
-    SELECT EXISTS (SELECT FROM categories WHERE tenant = $1 AND category = $2 AND message_class = 'marketing') AS marketing
-)
+-- fragment: gathered
+-- Mostly all rows may leave until the same moment, which then comes once.
+SELECT array_agg(shard) AS shards, array_agg(page) AS pages, array_agg(recipient_id) AS ids, array_agg(state) AS states,
+       array_agg(attempt) AS attempts, array_agg(send_no) AS send_nos, array_agg(reason) AS reasons,
+       min(not_before) AS not_before,
+       CASE WHEN count(not_before) < count(*) AND count(not_before) > 0 OR min(not_before) < max(not_before) THEN array_agg(not_before) END AS not_befores,
+       min(not_after) AS not_after,
+       CASE WHEN count(not_after) < count(*) AND count(not_after) > 0 OR min(not_after) < max(not_after) THEN array_agg(not_after) END AS not_afters
 
 -- name: page_sends
--- include: asked
+WITH d AS MATERIALIZED (
+-- include: gathered
+  FROM (SELECT * FROM decisions
+         WHERE tenant = $1 AND frozen_at = $5 AND campaign_id = $6 AND shard = $7 AND page = $8
+           AND channel = $3 AND state = 0 AND due_at IS NULL
+         ORDER BY recipient_id) d
+)
 SELECT
--- include: send
-  FROM decisions d
--- include: send_joins
- WHERE d.tenant = $1 AND d.frozen_at = $5 AND d.campaign_id = $6 AND d.shard = $7 AND d.page = $8
-   AND d.channel = $3 AND d.state = 0 AND d.due_at IS NULL
- ORDER BY d.recipient_id
+-- include: sends
 
 -- name: due_sends
 -- Bucket by bucket, inside one in (shard, page) order: as the index has them.
--- include: asked
-SELECT d.shard, d.page, d.state,
--- include: send
-  FROM (SELECT * FROM decisions d
-         WHERE d.tenant = $1 AND d.campaign_id = $6 AND d.frozen_at = $5 AND d.channel = $3 AND d.due_at <= $7 AND d.due_at IS NOT NULL
-           AND d.state IN (0, 1)
-         ORDER BY d.due_at, d.shard, d.page, d.recipient_id LIMIT $8) d
--- include: send_joins
- ORDER BY d.shard, d.page, d.recipient_id
+WITH d AS MATERIALIZED (
+-- include: gathered
+  FROM (SELECT * FROM (SELECT * FROM decisions
+                        WHERE tenant = $1 AND campaign_id = $6 AND frozen_at = $5 AND channel = $3 AND due_at <= $7 AND due_at IS NOT NULL
+                          AND state IN (0, 1)
+                        ORDER BY due_at, shard, page, recipient_id LIMIT $8) d
+         ORDER BY shard, page, recipient_id) d
+)
+SELECT
+-- include: sends
 
 -- name: undefer
 -- The rows are there, so the insert never inserts: an upsert finds each by the unique index, whatever the statistics say.

@@ -2,16 +2,30 @@
 d.tenant, d.frozen_at, d.campaign_id, d.shard, d.page, d.recipient_id, d.state, d.channel, d.rung, d.send_no, d.attempt, d.reason,
        d.not_before, d.not_after, d.due_at
 
--- name: insert
+-- fragment: inserted
+-- What is the same in every row comes once ($16 to $22).
 INSERT INTO decisions (tenant, frozen_at, campaign_id, shard, page, recipient_id, state, channel, rung, send_no, attempt, reason,
                        not_before, not_after, due_at)
-SELECT $1, $2::timestamptz, $3, $4, $5, n.recipient_id, n.state, n.channel, coalesce(n.rung, 0), coalesce(n.send_no, 1),
-       coalesce(n.attempt, 0), n.reason, n.not_before, n.not_after, n.due_at
+SELECT $1, $2::timestamptz, $3, $4, $5, n.recipient_id, coalesce(n.state, $16::smallint), coalesce(n.channel, $17), coalesce(n.rung, $18, 0),
+       coalesce(n.send_no, 1), coalesce(n.attempt, 0), coalesce(n.reason, $19), coalesce(n.not_before, $20), coalesce(n.not_after, $21),
+       coalesce(n.due_at, $22)
   FROM unnest($6::text[], $7::smallint[], $8::text[], $9::smallint[], $10::smallint[], $11::smallint[], $12::text[],
               $13::timestamptz[], $14::timestamptz[], $15::timestamptz[])
     AS n (recipient_id, state, channel, rung, send_no, attempt, reason, not_before, not_after, due_at)
+
+-- name: insert_all
+-- All or nothing: one that is there already fails the statement. A page nearly always is new from end to end, and an insert
+-- without ON CONFLICT costs half of one with it.
+-- include: inserted
+
+-- name: insert
+-- Which of them were not there; nothing when all were not.
+WITH new AS (
+-- include: inserted
 ON CONFLICT DO NOTHING
 RETURNING recipient_id
+)
+SELECT CASE WHEN count(*) < cardinality($6) THEN coalesce(array_agg(recipient_id), '{}') END FROM new
 
 -- name: of_page
 SELECT
@@ -31,15 +45,17 @@ SELECT
   FROM decisions d WHERE person(d.tenant, d.recipient_id) = person($1, $2) ORDER BY d.frozen_at DESC LIMIT $3
 
 -- fragment: moved
+-- What is the same in every row comes once ($17 to $23).
 UPDATE decisions d
-   SET state = m.new_state, reason = coalesce(m.reason, d.reason), channel = coalesce(m.channel, d.channel), rung = coalesce(m.rung, d.rung),
-       send_no = coalesce(m.send_no, d.send_no), attempt = coalesce(m.attempt, d.attempt), not_before = coalesce(m.not_before, d.not_before),
-       not_after = coalesce(m.not_after, d.not_after), due_at = m.due_at, changed_at = now()
+   SET state = coalesce(m.new_state, $18::smallint), reason = coalesce(m.reason, $19, d.reason), channel = coalesce(m.channel, $20, d.channel),
+       rung = coalesce(m.rung, $21, d.rung), send_no = coalesce(m.send_no, d.send_no), attempt = coalesce(m.attempt, $22, d.attempt),
+       not_before = coalesce(m.not_before, d.not_before), not_after = coalesce(m.not_after, d.not_after), due_at = coalesce(m.due_at, $23),
+       changed_at = now()
   FROM unnest($6::text[], $7::int[], $8::smallint[], $9::text[], $10::text[], $11::smallint[], $12::smallint[], $13::smallint[],
               $14::timestamptz[], $15::timestamptz[], $16::timestamptz[])
     AS m (recipient_id, expect, new_state, reason, channel, rung, send_no, attempt, not_before, not_after, due_at)
  WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = $5
-   AND d.recipient_id = ANY ($6::text[]) AND d.recipient_id = m.recipient_id AND (m.expect >> d.state) & 1 = 1
+   AND d.recipient_id = ANY ($6::text[]) AND d.recipient_id = m.recipient_id AND (coalesce(m.expect, $17::int) >> d.state) & 1 = 1
 
 -- name: move
 -- include: moved
@@ -51,7 +67,7 @@ WITH moved AS (
  RETURNING d.recipient_id, d.state
 ), given_back AS (
     DELETE FROM cap_uses u USING moved m
-     WHERE u.tenant = $1 AND u.recipient_id = ANY ($6::text[]) AND u.recipient_id = m.recipient_id AND u.decision_id = $3 AND m.state = ANY ($17::smallint[])
+     WHERE u.tenant = $1 AND u.recipient_id = ANY ($6::text[]) AND u.recipient_id = m.recipient_id AND u.decision_id = $3 AND m.state = ANY ($24::smallint[])
 )
 SELECT count(*) FROM moved
 

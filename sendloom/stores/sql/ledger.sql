@@ -5,22 +5,42 @@ WITH fence AS (
      WHERE tenant = $1 AND campaign_id = $3 AND shard = $4 AND stage = $6 AND $7::bigint IS NOT NULL
        FOR SHARE
 )
+
+-- fragment: insert
 INSERT INTO claims AS c (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device,
                          state, attempt, owner, lease_until, claimed_at)
-SELECT $1, $2::timestamptz, $3, $4, $5, $6, w.recipient_id, w.send_no, w.device, 0, w.attempt, $8, now() + $9::interval, now()
+SELECT $1, $2::timestamptz, $3, $4, $5, $6, w.recipient_id, coalesce(w.send_no, 1), coalesce(w.device, ''), 0, coalesce(w.attempt, 1),
+       $8, now() + $9::interval, now()
   FROM unnest($10::text[], $11::smallint[], $12::text[], $13::smallint[]) AS w (recipient_id, send_no, device, attempt)
  WHERE $7::bigint IS NULL OR (SELECT epoch FROM fence) = $7
 
--- name: claim_new
--- What has a claim already is left alone, unlocked.
+-- name: claim_all
+-- All or nothing: one that has a claim already fails the statement. An insert without ON CONFLICT costs half of one with it,
+-- and a chunk of a campaign nearly always is new from end to end.
 -- include: fence
+, won AS (
+-- include: insert
+RETURNING lease_until
+)
+SELECT count(*) AS won, min(lease_until) AS lease_until, NULL::record[] AS which FROM won
+
+-- name: claim_new
+-- What has a claim already is left alone, unlocked. When all is won, as nearly always, one row says so.
+-- include: fence
+, won AS (
+-- include: insert
 ON CONFLICT DO NOTHING
-RETURNING recipient_id, send_no, device, attempt, lease_until
+RETURNING recipient_id, send_no, device, lease_until
+)
+SELECT count(*) AS won, min(lease_until) AS lease_until,
+       CASE WHEN count(*) < cardinality($10) THEN array_agg((recipient_id, send_no, device)) END AS which
+  FROM won
 
 -- name: claim_again
 -- In the same statement that finds it: the attempt after failed(n) ($14) or unknown(n) ($15), and our own claim whose reply
 -- was lost, with a new lease.
 -- include: fence
+-- include: insert
 ON CONFLICT (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device) DO UPDATE
    SET state = 0, attempt = excluded.attempt, owner = excluded.owner, lease_until = excluded.lease_until,
        claimed_at = excluded.claimed_at, provider = NULL, provider_message_id = NULL, code = NULL, recorded_at = NULL
@@ -43,13 +63,27 @@ SELECT
  WHERE c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3 AND c.shard = $4 AND c.page = $5 AND c.channel = $6
    AND c.recipient_id = ANY ($7::text[])
 
+-- name: record_all
+-- As `record` for claims that are there; how many it changed. Cheaper than the upsert, which is for what is left.
+UPDATE claims c
+   SET state = coalesce(r.state, $16::smallint), attempt = greatest(c.attempt, coalesce(r.attempt, $17::smallint)),
+       provider = coalesce(r.provider, $19), provider_message_id = r.provider_message_id, code = coalesce(r.code, $20), recorded_at = now()
+  FROM unnest($7::text[], $8::smallint[], $9::text[], $10::smallint[], $11::smallint[], $12::uuid[], $13::text[], $14::text[], $15::text[])
+    AS r (recipient_id, send_no, device, state, attempt, owner, provider, provider_message_id, code)
+ WHERE c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3 AND c.shard = $4 AND c.page = $5 AND c.channel = $6
+   AND c.recipient_id = ANY ($7::text[]) AND c.recipient_id = r.recipient_id AND c.send_no = coalesce(r.send_no, 1)
+   AND c.device = coalesce(r.device, '') AND c.state <> 4
+   AND (coalesce(r.state, $16::smallint) = 4
+        OR (coalesce(r.attempt, $17::smallint) = c.attempt AND coalesce(r.owner, $18::uuid) = c.owner AND coalesce(r.state, $16::smallint) > c.state))
+
 -- name: record
 -- domain.outcomes.merge: sent wins over everything; otherwise the owner's own attempt, and the higher rank. An upsert always
--- finds its row by the unique index, whatever the statistics say.
+-- finds its row by the unique index, whatever the statistics say. What is the same in every row comes once ($16 to $20).
 INSERT INTO claims AS c (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device,
                          state, attempt, owner, provider, provider_message_id, code, lease_until, claimed_at, recorded_at)
-SELECT $1, $2::timestamptz, $3, $4, $5, $6, r.recipient_id, coalesce(r.send_no, 1), coalesce(r.device, ''), r.state, r.attempt, r.owner,
-       r.provider, r.provider_message_id, r.code, now(), now(), now()
+SELECT $1, $2::timestamptz, $3, $4, $5, $6, r.recipient_id, coalesce(r.send_no, 1), coalesce(r.device, ''), coalesce(r.state, $16::smallint),
+       coalesce(r.attempt, $17::smallint), coalesce(r.owner, $18::uuid), coalesce(r.provider, $19), r.provider_message_id,
+       coalesce(r.code, $20), now(), now(), now()
   FROM unnest($7::text[], $8::smallint[], $9::text[], $10::smallint[], $11::smallint[], $12::uuid[], $13::text[], $14::text[], $15::text[])
     AS r (recipient_id, send_no, device, state, attempt, owner, provider, provider_message_id, code)
 ON CONFLICT (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device) DO UPDATE

@@ -1,43 +1,62 @@
--- fragment: facts
--- Everything the gates ask about recipient `l.recipient_id`; $1 tenant, $2 category, $3 with caps. Each part is one look into
--- one index. '*' is "all marketing", so it says something about marketing categories only.
-l.recipient_id, r.recipient_id IS NOT NULL AS exists, r.locale, r.zone, r.erased_at IS NOT NULL AS erased,
-       e.address_hash AS email_hash, e.sealed AS email_sealed, e.verified_at IS NOT NULL AS email_verified, e.dead_reason AS email_dead,
-       (SELECT s.reason FROM suppressions s WHERE s.tenant = $1 AND s.channel = 'email' AND s.address_hash = e.address_hash) AS email_suppressed,
-       m.address_hash AS sms_hash, m.sealed AS sms_sealed, m.verified_at IS NOT NULL AS sms_verified, m.dead_reason AS sms_dead,
-       (SELECT s.reason FROM suppressions s WHERE s.tenant = $1 AND s.channel = 'sms' AND s.address_hash = m.address_hash) AS sms_suppressed,
-       (SELECT array_agg(p.channel) FROM preferences p
-         WHERE p.tenant = $1 AND p.recipient_id = r.recipient_id AND p.opted_out
-           AND (p.category = $2 OR (p.category = '*' AND (SELECT marketing FROM asked)))) AS opted_out,
-       (SELECT array_agg(k.channel) FROM consents k
-         WHERE k.tenant = $1 AND k.recipient_id = r.recipient_id AND k.category = $2 AND k.granted) AS consented,
-       (SELECT array_agg((d.device_id, d.channel, d.sealed)) FROM devices d
-         WHERE d.tenant = $1 AND d.recipient_id = r.recipient_id AND d.disabled_at IS NULL) AS devices,
-       CASE WHEN $3::boolean THEN (SELECT array_agg((u.scope, u.local_day)) FROM cap_uses u
-         WHERE u.tenant = $1 AND u.recipient_id = r.recipient_id AND u.local_day >= current_date - 8) END AS cap_uses
-
--- fragment: joins
-  LEFT JOIN LATERAL (SELECT * FROM recipients x WHERE x.tenant = $1 AND x.recipient_id = l.recipient_id OFFSET 0) r ON true
-  LEFT JOIN LATERAL (SELECT * FROM addresses x WHERE x.tenant = $1 AND x.recipient_id = l.recipient_id AND x.channel = 'email' OFFSET 0) e ON true
-  LEFT JOIN LATERAL (SELECT * FROM addresses x WHERE x.tenant = $1 AND x.recipient_id = l.recipient_id AND x.channel = 'sms' OFFSET 0) m ON true
+-- Facts about many people come as arrays, one look into each index for all of them, and are put together by the caller: a join
+-- a row looks into seven indexes for each person, which took three times as long (18 us against 6 us a person).
 
 -- fragment: asked
-WITH asked AS MATERIALIZED (
-    SELECT EXISTS (SELECT FROM categories WHERE tenant = $1 AND category = $2 AND message_class = 'marketing') AS marketing
+-- Addresses and devices of channels that the category never uses are not looked for. '*' is "all marketing", so it says
+-- something about marketing categories only. A category that is not there is asked about with everything.
+asked AS MATERIALIZED (
+    SELECT coalesce(c.message_class = 'marketing', false) AS marketing,
+           coalesce(c.ladder, ARRAY['email', 'sms', 'apns', 'fcm']) AS ladder
+      FROM (SELECT) one LEFT JOIN categories c ON c.tenant = $1 AND c.category = $2
 )
 
+-- fragment: facts
+-- About the people of `l.ids`; $1 tenant, $2 category, $3 with caps.
+r.*, a.*, s.*, p.*, k.*, d.*, u.*
+
+-- fragment: looks
+ CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS r_ids, array_agg(locale) AS r_locales, array_agg(zone) AS r_zones,
+                            array_agg(erased_at IS NOT NULL) AS r_erased
+                       FROM recipients WHERE tenant = $1 AND recipient_id = ANY (l.ids)) r
+ CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS a_ids, array_agg(channel) AS a_channels, array_agg(address_hash) AS a_hashes,
+                            array_agg(sealed) AS a_sealed, array_agg(verified_at IS NOT NULL) AS a_verified, array_agg(dead_reason) AS a_dead
+                       FROM addresses
+                      WHERE tenant = $1 AND recipient_id = ANY (l.ids) AND channel = ANY ((SELECT ladder FROM asked)::text[])) a
+ CROSS JOIN LATERAL (SELECT array_agg(channel) AS s_channels, array_agg(address_hash) AS s_hashes, array_agg(reason) AS s_reasons
+                       FROM suppressions
+                      WHERE tenant = $1 AND channel = ANY ((SELECT ladder FROM asked)::text[]) AND address_hash = ANY (a.a_hashes)) s
+ CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS p_ids, array_agg(channel) AS p_channels
+                       FROM preferences
+                      WHERE tenant = $1 AND recipient_id = ANY (l.ids) AND opted_out
+                        AND (category = $2 OR (category = '*' AND (SELECT marketing FROM asked)))) p
+ CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS k_ids, array_agg(channel) AS k_channels
+                       FROM consents WHERE tenant = $1 AND recipient_id = ANY (l.ids) AND category = $2 AND granted) k
+ CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS d_ids, array_agg(device_id) AS d_devices, array_agg(channel) AS d_channels,
+                            array_agg(sealed) AS d_sealed
+                       FROM devices
+                      WHERE (SELECT ladder && ARRAY['apns', 'fcm'] FROM asked)
+                        AND tenant = $1 AND recipient_id = ANY (l.ids) AND disabled_at IS NULL) d
+ CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS u_ids, array_agg(scope) AS u_scopes, array_agg(local_day) AS u_days
+                       FROM cap_uses
+                      WHERE $3::boolean AND tenant = $1 AND recipient_id = ANY (l.ids) AND local_day >= current_date - 8) u
+
 -- name: people
+WITH
 -- include: asked
 SELECT
 -- include: facts
-  FROM unnest($4::text[]) AS l (recipient_id)
--- include: joins
+  FROM (SELECT $4::text[] AS ids) l
+-- include: looks
 
 -- name: members
+WITH
 -- include: asked
-SELECT l.variables,
+, l AS MATERIALIZED (
+    SELECT array_agg(recipient_id) AS ids, array_agg(variables) AS variables
+      FROM (SELECT recipient_id, variables FROM list_rows WHERE tenant = $1 AND version_id = $4 AND shard = $5 AND page = $6
+             ORDER BY recipient_id) l
+)
+SELECT l.ids, l.variables,
 -- include: facts
-  FROM list_rows l
--- include: joins
- WHERE l.tenant = $1 AND l.version_id = $4 AND l.shard = $5 AND l.page = $6
- ORDER BY l.recipient_id
+  FROM l
+-- include: looks
