@@ -73,6 +73,7 @@ class CampaignWorkflow:
         self._state_version = 0
         self._rate_version = 0
         self._wish: ControlWish | None = None
+        self._being_written: ControlWish | None = None
         self._to_tell = False
 
         self._shards_done = set(c.shards_done)
@@ -193,14 +194,19 @@ class CampaignWorkflow:
     def _wish_for(self, signal: ControlSignal, state: ControlState | None) -> None:
         """A signal from past the API. What makes no sense is ignored, because nobody could be told."""
         wish = self._wish or ControlWish(ref=self._ref)
-        now = wish.state or self._control.state
+        being_written = self._being_written or ControlWish(ref=self._ref)
+        now = wish.state or being_written.state or self._control.state
         if now is ControlState.CANCELLED or self._phase in _FINAL:
             return
         if state is None:
             rate = signal.rate_per_second
             if rate is None or not 0 < rate < float("inf"):
                 return
-            if rate == (wish.rate_per_second or self._control.rate_per_second):
+            if rate == (
+                wish.rate_per_second
+                or being_written.rate_per_second
+                or self._control.rate_per_second
+            ):
                 return
             change: dict[str, object] = {"rate_per_second": rate}
         else:
@@ -276,12 +282,14 @@ class CampaignWorkflow:
 
     async def _write_wish(self) -> None:
         assert self._wish is not None
-        wish, self._wish = self._wish, None
+        wish = self._being_written = self._wish
+        self._wish = None
         self._heard(
             await workflow.execute_activity_method(
                 CampaignActivities.write_control, wish, **budgets.STEP
             )
         )
+        self._being_written = None
 
     async def _tell(self, child: Child, signal: str, *args: Any) -> None:
         try:
