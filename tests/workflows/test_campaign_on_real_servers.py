@@ -1,0 +1,177 @@
+"""A whole campaign on a real Temporal and a real Postgres, with workers that come and go; only the mailer is scripted."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest_asyncio
+from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import Worker
+
+from schemas.campaigns import CampaignInput, CampaignProgress, ControlSignal
+from schemas.kinds import CampaignPhase, Channel, ControlState, MessageClass, Mode, RecipientState
+from sendloom.domain.ids import campaign_workflow_id
+from sendloom.domain.lanes import flow_queue, lane_for
+from sendloom.ports import Move
+from sendloom.stores.decisions import PostgresDecisions
+from tests.campaign_fakes import TENANT, CampaignStage, a_stage, address_of, until
+from workers.sandbox import fast_runner
+from workflows.campaign import CampaignWorkflow
+from workflows.catch_up import CatchUpWorkflow
+from workflows.due import DueWorkflow
+from workflows.shard import ShardWorkflow
+
+MARKETING = MessageClass.MARKETING
+EMAIL_LANE = lane_for(Channel.EMAIL, MARKETING)
+
+
+@pytest_asyncio.fixture
+async def stage(fresh_database: str) -> AsyncIterator[CampaignStage]:
+    async with a_stage(fresh_database) as stage:
+        # Nothing here waits for anything but the servers, so ours is everybody's time. No hour of it is a quiet one.
+        stage.clock.now = lambda: datetime.now(UTC)
+        yield stage
+
+
+async def _no_quiet_hours(stage: CampaignStage) -> None:
+    await stage.pool.execute("UPDATE tenants SET quiet_start = '00:00', quiet_end = '00:00'")
+
+
+@contextlib.asynccontextmanager
+async def _workers(client: Client, stage: CampaignStage, **ports: Any) -> AsyncIterator[None]:
+    planning, sending = stage.plan_activities(), stage.send_activities(**ports)
+    flow = Worker(
+        client,
+        task_queue=flow_queue(MARKETING),
+        workflows=[CampaignWorkflow, ShardWorkflow, DueWorkflow, CatchUpWorkflow],
+        activities=[
+            planning.freeze,
+            planning.show_phase,
+            planning.write_control,
+            planning.plan,
+            planning.due,
+            planning.progress,
+            planning.settle,
+            planning.cancel_rest,
+            planning.close,
+        ],
+        workflow_runner=fast_runner(),
+        graceful_shutdown_timeout=timedelta(seconds=10),
+    )
+    lane = Worker(
+        client,
+        task_queue=EMAIL_LANE.queue,
+        activities=[sending.send, sending.send_due],
+        max_concurrent_activities=EMAIL_LANE.activity_slots,
+        graceful_shutdown_timeout=timedelta(seconds=10),
+    )
+    async with flow, lane:
+        yield
+
+
+async def _start(
+    client: Client, stage: CampaignStage
+) -> "WorkflowHandle[CampaignWorkflow, CampaignProgress]":
+    return await client.start_workflow(
+        CampaignWorkflow.run,
+        CampaignInput(
+            tenant=TENANT,
+            mode=Mode.LIVE,
+            campaign_id=stage.campaign_id,
+            accepted_at=datetime.now(UTC),
+        ),
+        id=campaign_workflow_id(stage.campaign_id),
+        task_queue=flow_queue(MARKETING),
+    )
+
+
+async def _control(stage: CampaignStage, state: ControlState) -> ControlSignal:
+    control = await stage.campaigns.set_control(
+        TENANT, stage.campaign_id, state, None, "asked", "ops"
+    )
+    return ControlSignal(version=control.version, reason="asked", by="ops")
+
+
+async def test_c39_c21_paused_crashed_and_resumed_5001_get_exactly_one(
+    temporal_client: Client, stage: CampaignStage
+):
+    await stage.set_up(5_001, page_size=250, pages_a_shard=6)
+    await _no_quiet_hours(stage)
+    await stage.insert()
+
+    class CrashesTwice(PostgresDecisions):
+        """After the outcomes are recorded and before the decisions know."""
+
+        crashes = 2
+
+        async def move(self, moves: Sequence[Move]) -> int:
+            if self.crashes and len(stage.mailer.mails) > 600:
+                self.crashes -= 1
+                raise RuntimeError("crashed")
+            return await super().move(moves)
+
+    reached = asyncio.Event()
+
+    async def notice(count: int) -> None:
+        if count == 1_500:
+            reached.set()
+            # Somebody pauses, and the pause is heard, before this batch goes on.
+            handle = temporal_client.get_workflow_handle(campaign_workflow_id(stage.campaign_id))
+            await handle.signal("pause", await _control(stage, ControlState.PAUSED))
+
+    stage.mailer.after_mail = notice
+    async with _workers(temporal_client, stage, decisions=CrashesTwice(stage.pool, stage.sealer)):
+        handle = await _start(temporal_client, stage)
+        await asyncio.wait_for(reached.wait(), 60)
+        paused_at = 0
+        # Whatever was in flight ends; then nothing moves.
+        async with asyncio.timeout(20):
+            while paused_at != len(stage.mailer.mails) or (await stage.row()).phase != "paused":
+                paused_at = len(stage.mailer.mails)
+                await asyncio.sleep(0.3)
+        assert 1_500 <= paused_at < 5_001
+        counts = await stage.campaigns.counts(TENANT, stage.campaign_id)
+        assert sum(counts.values()) == 5_001
+    # All workers are gone; others come, and find the campaign paused.
+    async with _workers(temporal_client, stage):
+        await handle.signal("resume", await _control(stage, ControlState.RUNNING))
+        await until(lambda: len(stage.mailer.mails) > paused_at, 30)
+        progress = await asyncio.wait_for(handle.result(), 90)
+    assert progress.phase is CampaignPhase.COMPLETED
+    assert progress.adds_up
+    assert progress.counts[RecipientState.SENT] == 5_001
+    assert stage.mailer.took == {address_of(f"r{n:06d}"): 1 for n in range(5_001)}
+    row = await stage.row()
+    assert (row.phase, row.size) == (CampaignPhase.COMPLETED, 5_001)
+    assert row.closed_at is not None
+
+
+async def test_c79_a_cancel_from_the_api_leaves_true_counts(
+    temporal_client: Client, stage: CampaignStage
+):
+    await stage.set_up(2_000, page_size=100, pages_a_shard=5)
+    await _no_quiet_hours(stage)
+    await stage.insert()
+    reached = asyncio.Event()
+
+    async def cancel(count: int) -> None:
+        if count == 300:
+            handle = temporal_client.get_workflow_handle(campaign_workflow_id(stage.campaign_id))
+            await handle.signal("cancel", await _control(stage, ControlState.CANCELLED))
+            reached.set()
+
+    stage.mailer.after_mail = cancel
+    async with _workers(temporal_client, stage):
+        handle = await _start(temporal_client, stage)
+        progress = await asyncio.wait_for(handle.result(), 60)
+    assert reached.is_set()
+    assert progress.phase is CampaignPhase.CANCELLED
+    sent = len(stage.mailer.mails)
+    assert 300 <= sent < 2_000
+    assert await stage.counts() == {
+        RecipientState.SENT: sent,
+        RecipientState.CANCELLED: 2_000 - sent,
+    }
+    assert max(stage.mailer.took.values()) == 1
