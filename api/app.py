@@ -29,6 +29,7 @@ from api import (
 )
 from api.edge import Edge
 from api.ports import Workflows
+from api.timing import ANSWER_WITHIN
 from schemas.api import Problem
 from sendloom.errors import StoreUnavailable
 from sendloom.settings import Settings, load_settings
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 STARTUP_PROBE = 3.0
 """Seconds to find out at the start that the schema is too old. Postgres may be away longer than that; then readiness says so."""
+
+OPEN_AT_START = 8
+"""Connections. One accept uses four at once."""
 
 ROUTERS = (
     notifications.router,
@@ -56,8 +60,13 @@ ROUTERS = (
 )
 
 
-def create_app(settings: Settings | None = None, workflows: Workflows | None = None) -> FastAPI:
-    """
+def create_app(
+    settings: Settings | None = None,
+    workflows: Workflows | None = None,
+    answer_within: float = ANSWER_WITHIN,
+) -> FastAPI:
+    """The application. `workflows` replaces Temporal; `answer_within` is what a request may wait for stores and Temporal.
+
     Raises:
         ConfigurationError: a setting is unknown or missing (case C38): it does not start with a default instead.
     """
@@ -65,12 +74,12 @@ def create_app(settings: Settings | None = None, workflows: Workflows | None = N
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with wiring.parts(given, workflows) as parts:
+        async with wiring.parts(given, workflows, answer_within) as parts:
             app.state.parts = parts
             await _refuse_an_old_schema(parts.probes["postgres"])
             yield
 
-    return _app(lifespan)
+    return _app(lifespan, answer_within)
 
 
 def describe() -> dict[str, Any]:
@@ -78,7 +87,10 @@ def describe() -> dict[str, Any]:
     return _app().openapi()
 
 
-def _app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None) -> FastAPI:
+def _app(
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
+    answer_within: float = ANSWER_WITHIN,
+) -> FastAPI:
     app = FastAPI(
         title="Sendloom",
         version="1",
@@ -89,7 +101,7 @@ def _app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None
         docs_url="/docs",
         redoc_url=None,
     )
-    app.add_middleware(Edge)
+    app.add_middleware(Edge, answer_within=answer_within)
     errors.install(app)
     for router in ROUTERS:
         app.include_router(router)
@@ -108,5 +120,7 @@ async def _refuse_an_old_schema(probe: Callable[[], Awaitable[None]]) -> None:
     try:
         async with asyncio.timeout(STARTUP_PROBE):
             await probe()
+            # Each takes a connection: the first callers find them open.
+            await asyncio.gather(*(probe() for _ in range(OPEN_AT_START)))
     except (StoreUnavailable, TimeoutError):
         log.warning("starting without Postgres; readiness says when it is back")

@@ -5,12 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from api.deps import PartsDep, Supporter
+from api.timing import timely
 from schemas.api import AuditEntry, Page
 
 router = APIRouter(prefix="/v1/audit", tags=["operations"])
 
 
 @router.get("")
+@timely
 async def recent(
     caller: Supporter,
     parts: PartsDep,

@@ -20,7 +20,7 @@ from api.deps import (
     Parts,
     PartsDep,
 )
-from api.timing import ANSWER_WITHIN, within
+from api.timing import timely, within
 from api.views import may_see
 from schemas.api import (
     REPLAY_HEADER,
@@ -58,7 +58,7 @@ async def create(
 ) -> AcceptedAnswer:
     """Accepted; the audience is frozen by its workflow."""
     ask = Ask(caller, Kind.CAMPAIGN, key, await request.body(), accept.now())
-    row, replayed = await within(ANSWER_WITHIN, _take_on(parts, ask, body))
+    row, replayed = await within(_take_on(parts, ask, body))
     if replayed:
         response.headers[REPLAY_HEADER] = "true"
     else:
@@ -155,6 +155,7 @@ def _expiry(now: datetime, body: CampaignRequest, category: Category) -> datetim
 
 
 @router.get("")
+@timely
 async def recent(
     caller: CampaignReader, parts: PartsDep, limit: Annotated[int, Query(ge=1, le=100)] = 50
 ) -> Page[CampaignStatus]:
@@ -168,6 +169,7 @@ async def recent(
 
 
 @router.get("/{id}")
+@timely
 async def show(id: UUID, caller: CampaignReader, parts: PartsDep) -> CampaignStatus:
     """Progress that adds up, and why each one who got nothing got nothing."""
     return await _status(parts, await _find(parts, caller, id))
@@ -215,6 +217,7 @@ async def _status(parts: Parts, row: CampaignRow, *, reasons: bool = True) -> Ca
 
 
 @router.get("/{id}/recipients")
+@timely
 async def recipients(
     id: UUID,
     caller: CampaignReader,
@@ -246,6 +249,7 @@ async def recipients(
 
 
 @router.post("/{id}/pause")
+@timely
 async def pause(
     id: UUID, body: ReasonBody, caller: CampaignController, parts: PartsDep
 ) -> CampaignStatus:
@@ -254,6 +258,7 @@ async def pause(
 
 
 @router.post("/{id}/resume")
+@timely
 async def resume(
     id: UUID, body: ReasonBody, caller: CampaignController, parts: PartsDep
 ) -> CampaignStatus:
@@ -262,6 +267,7 @@ async def resume(
 
 
 @router.post("/{id}/cancel")
+@timely
 async def cancel(
     id: UUID, body: ReasonBody, caller: CampaignController, parts: PartsDep
 ) -> CampaignStatus:
@@ -270,6 +276,7 @@ async def cancel(
 
 
 @router.post("/{id}/rate")
+@timely
 async def set_rate(
     id: UUID, body: RateBody, caller: CampaignController, parts: PartsDep
 ) -> CampaignStatus:
@@ -315,6 +322,7 @@ def _closed(what: str) -> Refusal:
 
 
 @router.post("/{id}/replay")
+@timely
 async def replay(id: UUID, body: ReplayBody, caller: Operator, parts: PartsDep) -> Replayed:
     """Send again to those whose send failed, or whose outcome is unknown, and to nobody else."""
     row = await _find(parts, caller, id)

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Path
 
 from api.auditing import audited
 from api.deps import Admin, PartsDep, Reader
+from api.timing import timely
 from schemas.api import NAME, CategoryAnswer, CategoryRequest, Page
 from schemas.kinds import MessageClass, UnknownPolicy
 from sendloom.domain.frequency import read_caps
@@ -19,6 +20,7 @@ Name = Annotated[str, Path(pattern=NAME)]
 
 
 @router.put("/{category}")
+@timely
 async def put(
     category: Name, body: CategoryRequest, caller: Admin, parts: PartsDep
 ) -> CategoryAnswer:
@@ -54,6 +56,7 @@ async def put(
 
 
 @router.get("/{category}")
+@timely
 async def show(category: Name, caller: Reader, parts: PartsDep) -> CategoryAnswer:
     """One category."""
     row = await parts.catalog.category(caller.id, category)
@@ -63,6 +66,7 @@ async def show(category: Name, caller: Reader, parts: PartsDep) -> CategoryAnswe
 
 
 @router.get("")
+@timely
 async def every(caller: Reader, parts: PartsDep) -> Page[CategoryAnswer]:
     """All categories, by name."""
     return Page(items=[_shown(row) for row in await parts.catalog.categories(caller.id)])

@@ -10,6 +10,7 @@ from api.auditing import audited
 from api.auth import Caller
 from api.campaigns import current_bucket, work_due
 from api.deps import Operator, Parts, PartsDep, Supporter
+from api.timing import timely
 from schemas.api import DeadLetterAnswer, Page
 from schemas.kinds import Kind, RecipientState
 from schemas.notifications import DecisionKey
@@ -21,6 +22,7 @@ router = APIRouter(prefix="/v1/dead-letters", tags=["dead letters"])
 
 
 @router.get("")
+@timely
 async def every(
     caller: Supporter,
     parts: PartsDep,
@@ -37,6 +39,7 @@ async def every(
 
 
 @router.get("/{id}")
+@timely
 async def show(id: UUID, caller: Supporter, parts: PartsDep) -> DeadLetterAnswer:
     """One, with its last error."""
     return _shown(await _find(parts, caller, id))
@@ -50,6 +53,7 @@ async def _find(parts: Parts, caller: Caller, id: UUID) -> DeadLetter:
 
 
 @router.post("/{id}/replay")
+@timely
 async def replay(id: UUID, caller: Operator, parts: PartsDep) -> DeadLetterAnswer:
     """Send it again. Refused when it could no longer help; an expired passcode is never sent again."""
     letter = await _find(parts, caller, id)
@@ -124,6 +128,7 @@ def _decision_key(letter: DeadLetter) -> DecisionKey:
 
 
 @router.post("/{id}/discard")
+@timely
 async def discard(id: UUID, caller: Operator, parts: PartsDep) -> DeadLetterAnswer:
     """Looked at, and let go."""
     letter = await _find(parts, caller, id)

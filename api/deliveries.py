@@ -2,9 +2,8 @@
 
 from fastapi import APIRouter
 
-from api.auth import Caller
-from api.deps import Parts, PartsDep, Reader
-from api.timing import ANSWER_WITHIN, within
+from api.deps import PartsDep, Reader
+from api.timing import timely
 from api.views import channel_view, may_see
 from schemas.api import DeliveryStatus
 from schemas.kinds import Kind
@@ -16,12 +15,9 @@ router = APIRouter(prefix="/v1/deliveries", tags=["deliveries"])
 
 
 @router.get("/{id}")
+@timely
 async def show(id: str, caller: Reader, parts: PartsDep) -> DeliveryStatus:
     """What was done to a provider for it. The id is in every status."""
-    return await within(ANSWER_WITHIN, _show(parts, caller, id))
-
-
-async def _show(parts: Parts, caller: Caller, id: str) -> DeliveryStatus:
     missing = Refusal("not_found", f"there is no delivery {id[:200]}", status=404)
     try:
         campaign_id = parse_delivery_campaign(id)

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import problem
+from api.timing import begin
 from schemas.api import BODY_BYTES, CHUNK_BYTES
 from sendloom.platform.metrics.http import record_in_flight, record_request
 
@@ -23,14 +24,16 @@ def _too_large(limit: int) -> str:
 class Edge:
     """Refuses a body over the limit by its announced length, without reading it; an unannounced one as soon as it is over."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, answer_within: float) -> None:
         self._app = app
+        self._answer_within = answer_within
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began, status = time.perf_counter(), 500
+        begin(self._answer_within)
 
         async def sending(message: Message) -> None:
             nonlocal status

@@ -240,6 +240,9 @@ PROBLEMS: dict[str, ProblemKind] = {
     "unknown_field": ProblemKind(422, "Unknown field", "Put what templates need under variables."),
     "bad_json": ProblemKind(422, "Line is not JSON", "A line is one JSON object."),
     "line_too_long": ProblemKind(422, "Line too long", "A line has at most 65,536 bytes."),
+    "payload_gone": ProblemKind(
+        410, "Payload gone", "It was purged or erased: ask for a new message."
+    ),
     # Operations
     "unknown_campaign": ProblemKind(404, "Unknown campaign", "Check the id."),
     "campaign_closed": ProblemKind(

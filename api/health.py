@@ -43,7 +43,7 @@ async def ready(response: Response, parts: PartsDep) -> Health:
 
 async def _probe(name: str, probe: Callable[[], Awaitable[None]]) -> str:
     try:
-        await within(PROBE_WITHIN, probe())
+        await within(probe(), PROBE_WITHIN)
     except (SchemaTooOld, Transient) as e:
         # Our own sentences: they hold no secret and say what to do.
         log.warning("not ready", extra={"part": name})

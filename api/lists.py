@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Request
 from api.auditing import audited
 from api.auth import Caller
 from api.deps import Campaigner, CampaignReader, IdempotencyKey, Parts, PartsDep
-from api.timing import ANSWER_WITHIN, within
+from api.timing import timely, within
 from schemas.api import (
     NAME,
     CategoryName,
@@ -45,6 +45,7 @@ _MEDIA = {
 
 
 @router.put("/{list_id}")
+@timely
 async def put(
     list_id: ListId, body: ListRequest, caller: Campaigner, parts: PartsDep
 ) -> ListAnswer:
@@ -54,6 +55,7 @@ async def put(
 
 
 @router.get("/{list_id}")
+@timely
 async def show(list_id: ListId, caller: CampaignReader, parts: PartsDep) -> ListAnswer:
     """A list, and the version that a campaign would get."""
     return await _shown(parts, caller, list_id)
@@ -67,6 +69,7 @@ async def _shown(parts: Parts, caller: Caller, list_id: str) -> ListAnswer:
 
 
 @router.post("/{list_id}/versions", status_code=201)
+@timely
 async def start_version(
     list_id: ListId,
     body: VersionRequest,
@@ -218,6 +221,7 @@ async def make_ready(
 
 
 @router.get("/{list_id}/versions/{version_id}")
+@timely
 async def show_version(
     list_id: ListId, version_id: UUID, caller: CampaignReader, parts: PartsDep
 ) -> VersionAnswer:
@@ -226,7 +230,7 @@ async def show_version(
 
 
 async def _find(parts: Parts, caller: Caller, list_id: str, version_id: UUID) -> ListVersion:
-    version = await within(ANSWER_WITHIN, parts.lists.version(caller.id, version_id))
+    version = await within(parts.lists.version(caller.id, version_id))
     if version is None or version.list_id != list_id:
         raise Refusal(
             "not_found", f"there is no version {version_id} of list {list_id}", status=404

@@ -6,10 +6,9 @@ from fastapi import APIRouter, Request, Response
 
 from api import accept
 from api.accept import Ask, Found
-from api.auth import Caller
 from api.deps import IdempotencyKey, Parts, PartsDep, Reader, Sender
 from api.ports import Gone, TooLate
-from api.timing import ANSWER_WITHIN, within
+from api.timing import timely, within
 from api.views import find_row, message_status
 from schemas.api import (
     REPLAY_HEADER,
@@ -37,7 +36,7 @@ async def create(
 ) -> AcceptedAnswer:
     """Accepted once it is durable and its workflow has started; nothing is sent before the answer."""
     ask = Ask(caller, Kind.NOTIFICATION, key, await request.body(), accept.now())
-    row, replayed = await within(ANSWER_WITHIN, _take_on(parts, ask, body))
+    row, replayed = await within(_take_on(parts, ask, body))
     if replayed:
         response.headers[REPLAY_HEADER] = "true"
     return AcceptedAnswer(**accept.answer(row, replayed))
@@ -87,12 +86,9 @@ async def _take_on(parts: Parts, ask: Ask, body: NotificationRequest) -> tuple[A
 
 
 @router.get("/{id}")
+@timely
 async def show(id: UUID, caller: Reader, parts: PartsDep) -> MessageStatus:
     """What became of it, by channel, from our own rows."""
-    return await within(ANSWER_WITHIN, _show(parts, caller, id))
-
-
-async def _show(parts: Parts, caller: Caller, id: UUID) -> MessageStatus:
     return await message_status(parts, await find_row(parts, caller, Kind.NOTIFICATION, id))
 
 

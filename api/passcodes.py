@@ -17,7 +17,7 @@ from api.auth import Caller
 from api.deps import IdempotencyKey, Parts, PartsDep, Reader, Sender
 from api.errors import Limited
 from api.ports import Gone, TooLate
-from api.timing import ANSWER_WITHIN, within
+from api.timing import timely, within
 from api.views import decision_key, find_row, message_status
 from schemas.api import (
     REPLAY_HEADER,
@@ -67,7 +67,7 @@ async def create(
     """Send a passcode. With `wait` the answer carries what the provider said, if it said it in time."""
     ask = Ask(caller, Kind.PASSCODE, key, await request.body(), accept.now())
     began = time.monotonic()
-    row, replayed = await within(ANSWER_WITHIN, _take_on(parts, ask, body))
+    row, replayed = await within(_take_on(parts, ask, body))
     if replayed:
         response.headers[REPLAY_HEADER] = "true"
     status = await _wait_for_provider(parts, row, began + wait) if wait else None
@@ -222,12 +222,9 @@ async def _wait_for_provider(parts: Parts, row: AcceptedRow, until: float) -> Pa
 
 
 @router.get("/{id}")
+@timely
 async def show(id: UUID, caller: Reader, parts: PartsDep) -> PasscodeStatus:
     """Where it is, and how many checks are left."""
-    return await within(ANSWER_WITHIN, _show(parts, caller, id))
-
-
-async def _show(parts: Parts, caller: Caller, id: UUID) -> PasscodeStatus:
     return await _status(parts, await find_row(parts, caller, Kind.PASSCODE, id))
 
 

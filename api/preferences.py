@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from api.auth import Caller
 from api.deps import Keeper, Parts, PartsDep, Reader
 from api.recipients import Id, require
+from api.timing import timely
 from schemas.api import (
     ConsentAnswer,
     ConsentsRequest,
@@ -20,6 +21,7 @@ router = APIRouter(prefix="/v1/recipients/{recipient_id}", tags=["preferences"])
 
 
 @router.put("/preferences")
+@timely
 async def set_preferences(
     recipient_id: Id, body: PreferencesRequest, caller: Keeper, parts: PartsDep
 ) -> Page[PreferenceAnswer]:
@@ -34,6 +36,7 @@ async def set_preferences(
 
 
 @router.get("/preferences")
+@timely
 async def preferences(recipient_id: Id, caller: Reader, parts: PartsDep) -> Page[PreferenceAnswer]:
     """Everything they opted out of, or back into."""
     await require(parts, caller, recipient_id)
@@ -57,6 +60,7 @@ async def _preferences(parts: Parts, caller: Caller, recipient_id: str) -> Page[
 
 
 @router.put("/consents")
+@timely
 async def record_consents(
     recipient_id: Id, body: ConsentsRequest, caller: Keeper, parts: PartsDep
 ) -> Page[ConsentAnswer]:
@@ -75,6 +79,7 @@ async def record_consents(
 
 
 @router.get("/consents")
+@timely
 async def consents(recipient_id: Id, caller: Reader, parts: PartsDep) -> Page[ConsentAnswer]:
     """What holds now."""
     await require(parts, caller, recipient_id)

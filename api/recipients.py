@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 from api.auditing import audited
 from api.auth import Caller
 from api.deps import Admin, Keeper, Parts, PartsDep, Reader
-from api.timing import ANSWER_WITHIN, within
+from api.timing import timely
 from api.views import may_see, message_status
 from schemas.api import (
     AddressAnswer,
@@ -36,6 +36,7 @@ Id = Annotated[str, Path(max_length=400)]
 
 
 @router.put("/{recipient_id}")
+@timely
 async def put(
     recipient_id: Id, body: RecipientRequest, caller: Keeper, parts: PartsDep
 ) -> RecipientAnswer:
@@ -56,7 +57,7 @@ async def put(
             if given is not None
         ),
     )
-    await within(ANSWER_WITHIN, parts.recipients.upsert(caller.id, [write]))
+    await parts.recipients.upsert(caller.id, [write])
     return await _show(parts, caller, recipient_id)
 
 
@@ -68,9 +69,10 @@ def _address(caller: Caller, channel: Channel, given: AddressBody, field: str) -
 
 
 @router.get("/{recipient_id}")
+@timely
 async def show(recipient_id: Id, caller: Reader, parts: PartsDep) -> RecipientAnswer:
     """What is known of them, without the addresses themselves."""
-    return await within(ANSWER_WITHIN, _show(parts, caller, recipient_id))
+    return await _show(parts, caller, recipient_id)
 
 
 async def _show(parts: Parts, caller: Caller, recipient_id: str) -> RecipientAnswer:
@@ -131,6 +133,7 @@ async def erase(recipient_id: Id, caller: Admin, parts: PartsDep) -> Response:
 
 
 @router.delete("/{recipient_id}/addresses/{channel}", status_code=204)
+@timely
 async def remove_address(
     recipient_id: Id, channel: Literal["email", "sms"], caller: Keeper, parts: PartsDep
 ) -> Response:
@@ -141,6 +144,7 @@ async def remove_address(
 
 
 @router.put("/{recipient_id}/devices/{device_id}")
+@timely
 async def put_device(
     recipient_id: Id, device_id: DeviceId, body: DeviceBody, caller: Keeper, parts: PartsDep
 ) -> DeviceAnswer:
@@ -155,6 +159,7 @@ async def put_device(
 
 
 @router.delete("/{recipient_id}/devices/{device_id}", status_code=204)
+@timely
 async def remove_device(
     recipient_id: Id, device_id: DeviceId, caller: Keeper, parts: PartsDep
 ) -> Response:
@@ -165,6 +170,7 @@ async def remove_device(
 
 
 @router.get("/{recipient_id}/messages")
+@timely
 async def messages(
     recipient_id: Id,
     caller: Reader,
@@ -173,12 +179,6 @@ async def messages(
     before: Annotated[datetime | None, Query(description="Only what was accepted earlier.")] = None,
 ) -> Page[MessageStatus]:
     """What was sent to them lately, newest first. Campaigns are under campaigns."""
-    return await within(ANSWER_WITHIN, _messages(parts, caller, recipient_id, limit, before))
-
-
-async def _messages(
-    parts: Parts, caller: Caller, recipient_id: str, limit: int, before: datetime | None
-) -> Page[MessageStatus]:
     rows = await parts.accepted.by_recipient(caller.id, recipient_id, limit, before)
     shown = [
         row

@@ -14,7 +14,7 @@ from api.accept import Ask, Found
 from api.auth import Caller
 from api.deps import IdempotencyKey, Parts, PartsDep, Reader, Sender
 from api.ports import Gone, TooLate
-from api.timing import ANSWER_WITHIN, within
+from api.timing import timely, within
 from api.views import PENDING, find_row, may_see, message_status
 from schemas.api import (
     REPLAY_HEADER,
@@ -54,7 +54,7 @@ async def create(
 ) -> ReminderAccepted:
     """Accepted; the answer says when it is due, and whether a change of clocks moved that."""
     ask = Ask(caller, Kind.REMINDER, key, await request.body(), accept.now())
-    row, replayed = await within(ANSWER_WITHIN, _take_on(parts, ask, body))
+    row, replayed = await within(_take_on(parts, ask, body))
     if replayed:
         response.headers[REPLAY_HEADER] = "true"
     assert row.due_at is not None
@@ -138,9 +138,10 @@ def _content(row: AcceptedRow) -> Content:
 
 
 @router.get("/{id}")
+@timely
 async def show(id: UUID, caller: Reader, parts: PartsDep) -> ReminderStatus:
     """Where it is: waiting, or what became of the notification it sent."""
-    return await within(ANSWER_WITHIN, _show(parts, caller, id))
+    return await _show(parts, caller, id)
 
 
 async def _show(parts: Parts, caller: Caller, id: UUID) -> ReminderStatus:

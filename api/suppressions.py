@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query, Response
 from api.auditing import audited
 from api.auth import Caller
 from api.deps import Operator, Parts, PartsDep, Supporter
+from api.timing import timely
 from schemas.api import Page, SuppressionAnswer, SuppressionBody, SuppressionRef
 from schemas.kinds import Channel
 from sendloom.domain.addresses import lookup_form
@@ -16,6 +17,7 @@ router = APIRouter(prefix="/v1/suppressions", tags=["suppressions"])
 
 
 @router.post("", status_code=201)
+@timely
 async def add(body: SuppressionBody, caller: Operator, parts: PartsDep) -> SuppressionAnswer:
     """Never write to it again, from now on, also not in a campaign that runs. A graver reason already there stays."""
     hashed = _hash(parts, caller, body.channel, body.address)
@@ -31,6 +33,7 @@ async def add(body: SuppressionBody, caller: Operator, parts: PartsDep) -> Suppr
 
 
 @router.post("/remove", status_code=204)
+@timely
 async def remove(body: SuppressionRef, caller: Operator, parts: PartsDep) -> Response:
     """It may be written to again. By POST, because an address does not belong into a URL."""
     hashed = _hash(parts, caller, body.channel, body.address)
@@ -46,6 +49,7 @@ def _hash(parts: Parts, caller: Caller, channel: Channel, address: str) -> bytes
 
 
 @router.get("")
+@timely
 async def every(
     caller: Supporter,
     parts: PartsDep,

@@ -8,6 +8,7 @@ from api.auditing import audited
 from api.auth import Caller
 from api.deps import Admin, IdempotencyKey, Parts, PartsDep, Reader
 from api.recipients import require
+from api.timing import timely
 from schemas.api import (
     NAME,
     PreviewAnswer,
@@ -28,6 +29,7 @@ TemplateId = Annotated[str, Path(pattern=NAME)]
 
 
 @router.post("/{template_id}/versions", status_code=201)
+@timely
 async def create_version(
     template_id: TemplateId,
     body: TemplateVersionRequest,
@@ -86,6 +88,7 @@ async def _same(
 
 
 @router.post("/{template_id}/versions/{version}/publish")
+@timely
 async def publish(
     template_id: TemplateId, version: int, caller: Admin, parts: PartsDep
 ) -> TemplateVersionAnswer:
@@ -101,6 +104,7 @@ async def _publish(parts: Parts, caller: Caller, template_id: str, version: int)
 
 
 @router.get("/{template_id}")
+@timely
 async def show(
     template_id: TemplateId,
     caller: Reader,
@@ -147,6 +151,7 @@ def _no_version(template_id: str, version: int | None) -> Refusal:
 
 
 @router.post("/{template_id}/preview")
+@timely
 async def preview(
     template_id: TemplateId, body: PreviewRequest, caller: Reader, parts: PartsDep
 ) -> PreviewAnswer:

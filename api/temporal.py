@@ -39,8 +39,6 @@ from workflows import starting
 
 T = TypeVar("T")
 
-START_WITHIN = timedelta(milliseconds=700)
-"""Leaves the stores the rest of the second in which an accept answers."""
 UPDATE_WITHIN = 5.0
 """Seconds. An update is a workflow task and a local activity; a worker that is restarting needs some seconds to be back."""
 
@@ -50,13 +48,14 @@ _OURS = frozenset({RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDI
 class TemporalWorkflows:
     """Implements `api.ports.Workflows`."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, start_within: timedelta) -> None:
         self._client = client
+        self._start_within = start_within
 
     async def start(self, row: AcceptedRow, *, again: bool = False) -> None:
         await _answering(
-            starting.start(self._client, row, again=again, rpc_timeout=START_WITHIN),
-            START_WITHIN.total_seconds() + 0.05,
+            starting.start(self._client, row, again=again, rpc_timeout=self._start_within),
+            self._start_within.total_seconds() + 0.05,
         )
 
     async def cancel_notification(self, id: UUID, reason: str, by: str) -> None:
@@ -108,7 +107,7 @@ class TemporalWorkflows:
     async def signal_campaign(self, id: UUID, name: str, signal: ControlSignal) -> None:
         handle = self._client.get_workflow_handle(ids.campaign_workflow_id(id))
         try:
-            await _answering(handle.signal(name, signal, rpc_timeout=START_WITHIN))
+            await _answering(handle.signal(name, signal, rpc_timeout=self._start_within))
         except Gone:
             return
 
@@ -122,7 +121,7 @@ class TemporalWorkflows:
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                 start_signal="look_again",
                 start_signal_args=[LookAgain()],
-                rpc_timeout=START_WITHIN,
+                rpc_timeout=self._start_within,
             )
         )
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from api.auth import Caller
 from api.deps import Parts
+from api.timing import within
 from schemas.api import MessageStatus
 from schemas.kinds import Channel, ClaimState, Kind, Mode, RecipientState
 from schemas.notifications import ChannelView, DecisionKey, DeliveryKey
@@ -132,7 +133,7 @@ async def find_row(parts: Parts, caller: Caller, kind: Kind, id: UUID) -> Accept
     Raises:
         Refusal: `not_found`, also for another tenant's; a test key sees nothing live.
     """
-    row = await parts.accepted.get(caller.id, id)
+    row = await within(parts.accepted.get(caller.id, id))
     if row is None or row.kind is not kind or not may_see(caller, row.mode):
         raise Refusal("not_found", f"there is no {kind} {id}", status=404)
     return row

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from functools import partial
 
 from temporalio.client import Client
@@ -14,6 +15,7 @@ from api.deps import Parts
 from api.limits import Limiter
 from api.ports import Workflows
 from api.temporal import TemporalWorkflows
+from api.timing import ANSWER_WITHIN
 from sendloom.errors import StoreUnavailable
 from sendloom.platform.sealing import RingSealer
 from sendloom.platform.temporal import connect
@@ -39,12 +41,16 @@ log = logging.getLogger(__name__)
 
 POOL = 16
 """Connections of one API process."""
+TEMPORALS_SHARE = 0.8
+"""Of the time an accept has; a start that takes longer leaves the stores none."""
 UPLOAD_POOL = 4
 """Connections of their own for uploads, so that a big list never holds up an accept."""
 
 
 @asynccontextmanager
-async def parts(settings: Settings, workflows: Workflows | None = None) -> AsyncIterator[Parts]:
+async def parts(
+    settings: Settings, workflows: Workflows | None = None, answer_within: float = ANSWER_WITHIN
+) -> AsyncIterator[Parts]:
     """Everything the routes reach. Waits for no server: the API starts also while one is away, and says so.
 
     `workflows` replaces Temporal, for tests of what needs none.
@@ -61,7 +67,9 @@ async def parts(settings: Settings, workflows: Workflows | None = None) -> Async
         }
         if workflows is None:
             client = await connect(settings, lazy=True)
-            workflows = TemporalWorkflows(client)
+            workflows = TemporalWorkflows(
+                client, timedelta(seconds=answer_within * TEMPORALS_SHARE)
+            )
             probes["temporal"] = partial(_temporal_answers, client)
         accepted = PostgresAccepted(pool, sealer)
         people = PostgresPeople(pool)

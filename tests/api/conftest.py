@@ -1,19 +1,23 @@
 """The API over real stores, with Temporal faked, and two tenants that must not know of each other."""
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
+import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
 from api.app import create_app
 from api.auth import KeyKind, Scope, bearer, hash_secret, new_credential
 from api.deps import Parts
+from sendloom.embedded.valkey import EmbeddedValkey
 from sendloom.ports import ApiKey, Tenant
 from sendloom.settings import Settings
 from tests.api.fakes import FakeWorkflows
@@ -76,13 +80,15 @@ class Account:
 
     async def set_up(self) -> None:
         """Categories, templates and the recipient `r-1` (email and phone, verified)."""
-        for name, body in CATEGORIES.items():
-            assert (await self.put(f"/v1/categories/{name}", body)).status_code == 200
-        for name, body in TEMPLATES.items():
-            made = await self.post(f"/v1/templates/{name}/versions", body, key=name)
-            assert made.status_code == 201, made.text
-        made = await self.put("/v1/recipients/r-1", RECIPIENT)
-        assert made.status_code == 200, made.text
+        made = await asyncio.gather(
+            *(self.put(f"/v1/categories/{name}", body) for name, body in CATEGORIES.items()),
+            *(
+                self.post(f"/v1/templates/{name}/versions", body, key=name)
+                for name, body in TEMPLATES.items()
+            ),
+            self.put("/v1/recipients/r-1", RECIPIENT),
+        )
+        assert all(answer.is_success for answer in made), [answer.text for answer in made]
 
 
 CATEGORIES: dict[str, dict[str, Any]] = {
@@ -133,37 +139,64 @@ def notification(**changes: Any) -> dict[str, Any]:
     }
 
 
-@pytest_asyncio.fixture
-async def workflows() -> FakeWorkflows:
+ON_A_BUSY_MACHINE = 30.0
+"""Seconds. What a request may take is measured where nothing else runs; here only `test_outages` is about time."""
+
+# One loop, application and pool a module: what a test needs of its own is a tenant.
+shared = pytest_asyncio.fixture(scope="module", loop_scope="module")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE) and pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
+
+
+HERE = Path(__file__).parent
+
+
+@shared
+async def faked() -> FakeWorkflows:
     return FakeWorkflows()
 
 
-@pytest_asyncio.fixture
-async def api_settings(make_settings: MakeSettings, database: str, valkey: str) -> Settings:
-    return make_settings(postgres=database, redis=valkey)
+@pytest.fixture
+def workflows(faked: FakeWorkflows) -> FakeWorkflows:
+    """Temporal for this test: nothing has been started yet."""
+    faked.forget()
+    return faked
 
 
-@pytest_asyncio.fixture
-async def app(api_settings: Settings, workflows: FakeWorkflows) -> AsyncIterator[FastAPI]:
-    app = create_app(api_settings, workflows)
+@pytest.fixture(scope="module")
+def api_settings(
+    make_settings: MakeSettings, database: str, valkey_server: EmbeddedValkey
+) -> Settings:
+    return make_settings(postgres=database, redis=valkey_server.url)
+
+
+@shared
+async def app(api_settings: Settings, faked: FakeWorkflows) -> AsyncIterator[FastAPI]:
+    app = create_app(api_settings, faked, answer_within=ON_A_BUSY_MACHINE)
     async with app.router.lifespan_context(app):
         yield app
 
 
-@pytest_asyncio.fixture
+@shared
 async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://api.test") as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://api.test", timeout=ON_A_BUSY_MACHINE
+    ) as client:
         yield client
 
 
-@pytest_asyncio.fixture
+@shared
 async def parts(app: FastAPI) -> Parts:
     found: Parts = app.state.parts
     return found
 
 
-@pytest_asyncio.fixture
+@shared
 async def new_account(parts: Parts, http: httpx.AsyncClient) -> Callable[..., Any]:
     """A fresh tenant with one all-powerful live key."""
 
@@ -190,8 +223,9 @@ async def new_account(parts: Parts, http: httpx.AsyncClient) -> Callable[..., An
     return make
 
 
-@pytest_asyncio.fixture
-async def account(new_account: Callable[..., Any]) -> Account:
+@pytest_asyncio.fixture(loop_scope="module")
+async def account(new_account: Callable[..., Any], faked: FakeWorkflows) -> Account:
+    faked.forget()
     made: Account = await new_account()
     await made.set_up()
     return made

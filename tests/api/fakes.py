@@ -13,6 +13,10 @@ class FakeWorkflows:
     """Implements `api.ports.Workflows`. Everything accepted is running until it is listed in `ended`."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """As new."""
         self.started: list[AcceptedRow] = []
         self.again: list[AcceptedRow] = []
         self.signals: list[tuple[UUID, str, ControlSignal]] = []

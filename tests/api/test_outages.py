@@ -1,6 +1,7 @@
 """A store or Temporal away: 503 within a second, and the same key is safe (ACC-10)."""
 
 import asyncio
+import dataclasses
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -8,6 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 import pytest_asyncio
+from pydantic import SecretStr
 
 from api.app import create_app
 from api.deps import Parts
@@ -91,7 +93,7 @@ class Proxy:
             sink.close()
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def proxy(database: str) -> AsyncIterator[Proxy]:
     url = httpx.URL(database)
     made = Proxy(url.host, url.port or 5432)
@@ -100,22 +102,32 @@ async def proxy(database: str) -> AsyncIterator[Proxy]:
     await made.stop()
 
 
-@pytest_asyncio.fixture
-async def api_settings(
-    make_settings: MakeSettings, database: str, valkey: str, proxy: Proxy
-) -> Settings:
-    through = httpx.URL(database).copy_with(host="127.0.0.1", port=proxy.port)
-    return make_settings(postgres=str(through), redis=valkey)
+@pytest_asyncio.fixture(loop_scope="module")
+async def impatient(
+    account: Account, api_settings: Settings, faked: FakeWorkflows, proxy: Proxy
+) -> AsyncIterator[Account]:
+    """The same account at an API as it is run: with the product's own time limit, and Postgres behind the proxy."""
+    through = httpx.URL(api_settings.postgres_dsn).copy_with(host="127.0.0.1", port=proxy.port)
+    app = create_app(api_settings.model_copy(update={"postgres": SecretStr(str(through))}), faked)
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as http:
+            yield dataclasses.replace(account, http=http)
 
 
 async def test_a_store_that_hangs_is_503_within_a_second_and_the_same_key_is_safe(
-    account: Account, workflows: FakeWorkflows, proxy: Proxy
+    impatient: Account, workflows: FakeWorkflows, proxy: Proxy
 ):
+    account = impatient
     proxy.hang()
     began = time.monotonic()
     answers = await asyncio.gather(
         *(account.post("/v1/notifications", notification(), key="k") for _ in range(3)),
         account.get("/v1/recipients/r-1"),
+        account.put("/v1/recipients/r-1", {"locale": "de"}),
+        account.get("/v1/campaigns"),
+        account.put("/v1/lists/all", {}),
+        account.get("/v1/dead-letters"),
     )
     took = time.monotonic() - began
     assert {code_of(answer) for answer in answers} == {(503, "store_unavailable")}

@@ -28,7 +28,7 @@ class Server(uvicorn.Server):
         self.listening.set()
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def address(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
     # The fixture's own lifespan has put the parts together.
     server = Server(uvicorn.Config(app, lifespan="off", log_config=None, http="httptools"))

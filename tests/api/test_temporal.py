@@ -17,10 +17,12 @@ from schemas.api import TEST_CODE
 from schemas.kinds import Channel, Kind, MessageClass
 from sendloom.domain.ids import reminder_workflow_id
 from sendloom.domain.lanes import lane_for
+from sendloom.embedded.valkey import EmbeddedValkey
 from sendloom.platform.temporal import connect
 from sendloom.platform.temporal_setup import set_up
+from sendloom.providers.smtp_session import LoginGate
 from sendloom.settings import Settings
-from tests.api.conftest import Account, code_of, notification
+from tests.api.conftest import ON_A_BUSY_MACHINE, Account, code_of, notification, shared
 from tests.conftest import MakeSettings
 from workers import wiring
 from workers.fleet import flow_worker, lane_worker
@@ -28,7 +30,7 @@ from workers.fleet import flow_worker, lane_worker
 SERVED = (MessageClass.SECURITY, MessageClass.TRANSACTIONAL)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@shared
 async def namespace(make_settings: MakeSettings, temporal_server: str) -> str:
     """One of this module's own: queues have fixed names, and other tests' workers must not serve them."""
     name = f"api-{uuid4().hex[:8]}"
@@ -36,32 +38,37 @@ async def namespace(make_settings: MakeSettings, temporal_server: str) -> str:
     return name
 
 
-@pytest_asyncio.fixture
+@shared
 async def api_settings(
-    make_settings: MakeSettings, database: str, valkey: str, temporal_server: str, namespace: str
+    make_settings: MakeSettings,
+    database: str,
+    valkey_server: EmbeddedValkey,
+    temporal_server: str,
+    namespace: str,
 ) -> Settings:
     return make_settings(
         postgres=database,
-        redis=valkey,
+        redis=valkey_server.url,
         temporal={"address": temporal_server, "namespace": namespace},
     )
 
 
-@pytest_asyncio.fixture
+@shared
 async def app(api_settings: Settings) -> AsyncIterator[FastAPI]:
-    app = create_app(api_settings)
+    app = create_app(api_settings, answer_within=ON_A_BUSY_MACHINE)
     async with app.router.lifespan_context(app):
         yield app
 
 
-@pytest_asyncio.fixture
+@shared
 async def temporal(api_settings: Settings) -> Client:
     return await connect(api_settings)
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def fleet(api_settings: Settings, temporal: Client) -> AsyncIterator[None]:
     """Workers for what these tests send, as the product runs them."""
+    logins = LoginGate()
     async with AsyncExitStack() as running:
         for message_class in SERVED:
             flow = await running.enter_async_context(
@@ -70,12 +77,12 @@ async def fleet(api_settings: Settings, temporal: Client) -> AsyncIterator[None]
             await running.enter_async_context(flow_worker(temporal, message_class, flow, None))
             for channel in (Channel.SMS, Channel.EMAIL):
                 lane = lane_for(channel, message_class)
-                sends = await running.enter_async_context(wiring.lane(api_settings, lane))
+                sends = await running.enter_async_context(wiring.lane(api_settings, lane, logins))
                 await running.enter_async_context(lane_worker(temporal, lane, sends, None))
         yield
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def testing(account: Account) -> Account:
     """A key with which nothing leaves."""
     return await account.key(KeyKind.TEST)

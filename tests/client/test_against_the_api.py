@@ -21,10 +21,10 @@ from tests.api.conftest import Account
 from tests.api.conftest import account as account
 from tests.api.conftest import api_settings as api_settings
 from tests.api.conftest import app as app
+from tests.api.conftest import faked as faked
 from tests.api.conftest import http as http
 from tests.api.conftest import new_account as new_account
 from tests.api.conftest import parts as parts
-from tests.api.conftest import workflows as workflows
 
 
 def every_call() -> list[calls.Call[Any]]:
@@ -126,7 +126,7 @@ def test_the_client_has_every_operation_of_the_api_and_no_other():
     assert {route for route in routes if route[1] != "/healthz"} == met
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(app: FastAPI, account: Account) -> AsyncIterator[AsyncSendloomClient]:
     key = account.headers["Authorization"].removeprefix("Bearer ")
     async with AsyncSendloomClient(
@@ -135,6 +135,7 @@ async def client(app: FastAPI, account: Account) -> AsyncIterator[AsyncSendloomC
         yield made
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_message_its_recipient_and_its_list_through_typed_models(
     client: AsyncSendloomClient,
 ):
