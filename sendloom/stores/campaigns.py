@@ -41,7 +41,7 @@ from sendloom.stores.dead_letters import add_letters
 from sendloom.stores.decisions import PostgresDecisions, decision
 from sendloom.stores.lists import EMPTY
 from sendloom.stores.people import NOTHING, PostgresPeople
-from sendloom.stores.pool import BULK, STATEMENT, Pool, Record, answering, touched
+from sendloom.stores.pool import ACQUIRE, BULK, STATEMENT, Pool, Record, answering, touched
 from sendloom.stores.queries import load
 
 SQL = load("campaigns.sql")
@@ -535,7 +535,7 @@ class PostgresCampaigns(PostgresPeople):
             if move.to is not RecipientState.SENT
         ]
         with answering():
-            async with self._pool.acquire(timeout=STATEMENT) as connection:
+            async with self._pool.acquire(timeout=ACQUIRE) as connection:
                 await add_letters(connection, letters)
 
     async def _shard_pages(

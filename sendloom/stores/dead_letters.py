@@ -6,7 +6,7 @@ from uuid import UUID
 from schemas.kinds import Channel, Kind
 from schemas.notifications import DecisionKey
 from sendloom.ports import DeadLetter
-from sendloom.stores.pool import STATEMENT, Connection, PostgresStore, Record, answering
+from sendloom.stores.pool import ACQUIRE, STATEMENT, Connection, PostgresStore, Record, answering
 from sendloom.stores.queries import load
 
 SQL = load("dead_letters.sql")
@@ -17,7 +17,7 @@ class PostgresDeadLetters(PostgresStore):
 
     async def add(self, letters: Sequence[DeadLetter]) -> None:
         with answering():
-            async with self._pool.acquire(timeout=STATEMENT) as connection:
+            async with self._pool.acquire(timeout=ACQUIRE) as connection:
                 await add_letters(connection, letters)
 
     async def by_status(

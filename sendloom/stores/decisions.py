@@ -17,6 +17,7 @@ from sendloom.domain.reasons import Reason
 from sendloom.errors import Refusal
 from sendloom.ports import CapUse, Decision, DeliveryRow, Move, Sealer
 from sendloom.stores.pool import (
+    ACQUIRE,
     STATEMENT,
     Connection,
     Pool,
@@ -61,18 +62,22 @@ class PostgresDecisions(PostgresStore):
     ) -> list[Decision]:
         if not decisions:
             return []
-        if not deliveries and not caps:
+        pages = {_page(d.key) for d in decisions}
+        if not caps and (not deliveries or len(pages) == 1):
+            fixed = self._columns(deliveries) if deliveries else None
             with answering():
                 # One page is one statement, which needs no transaction around it.
-                async with self._pool.acquire(timeout=STATEMENT) as connection:
-                    return await _insert(connection, decisions, alone=True)
+                async with self._pool.acquire(timeout=ACQUIRE) as connection:
+                    return await _insert(connection, decisions, fixed, alone=True)
         async with self._transaction() as connection:
             if caps:
                 stored = await _insert_capped(connection, decisions, caps)
             else:
                 stored = await _insert(connection, decisions)
             if deliveries:
-                await self._insert_deliveries(connection, deliveries)
+                await connection.execute(
+                    SQL["insert_deliveries"], *self._columns(deliveries), timeout=STATEMENT
+                )
             return stored
 
     async def read(self, key: DecisionKey) -> Decision | None:
@@ -84,7 +89,7 @@ class PostgresDecisions(PostgresStore):
             return 0
         matched = 0
         with answering():
-            async with self._pool.acquire(timeout=STATEMENT) as connection:
+            async with self._pool.acquire(timeout=ACQUIRE) as connection:
                 for page, batch in _by_page(moves):
                     matched += await _move(connection, page, batch)
         return matched
@@ -113,8 +118,7 @@ class PostgresDecisions(PostgresStore):
         Raises:
             Refusal: `payload_gone`.
         """
-        async with self._transaction() as connection:
-            await self._insert_deliveries(connection, [row])
+        await self._execute(SQL["insert_deliveries"], *self._columns([row]))
         stored = await self.delivery(row.key)
         if stored is None:
             raise Refusal("payload_gone", "the payload was purged or erased", status=410)
@@ -124,12 +128,9 @@ class PostgresDecisions(PostgresStore):
         rows = await self._fetch(SQL["by_recipient"], tenant, recipient_id, limit)
         return [decision(row) for row in rows]
 
-    async def _insert_deliveries(
-        self, connection: Connection, deliveries: Sequence[DeliveryRow]
-    ) -> None:
+    def _columns(self, deliveries: Sequence[DeliveryRow]) -> tuple[list[Any], ...]:
         keys = [row.key for row in deliveries]
-        await connection.execute(
-            SQL["insert_deliveries"],
+        return (
             [key.tenant for key in keys],
             [key.frozen_at for key in keys],
             [key.campaign_id for key in keys],
@@ -139,14 +140,17 @@ class PostgresDecisions(PostgresStore):
             [key.device for key in keys],
             [row.address_hash for row in deliveries],
             [self._sealer.seal(_PAYLOAD, row.key.tenant, row.payload) for row in deliveries],
-            timeout=STATEMENT,
         )
 
 
 async def _insert(
-    connection: Connection, decisions: Sequence[Decision], *, alone: bool = False
+    connection: Connection,
+    decisions: Sequence[Decision],
+    deliveries: tuple[list[Any], ...] | None = None,
+    *,
+    alone: bool = False,
 ) -> list[Decision]:
-    """`alone`: no transaction is open that a failing statement would end."""
+    """`alone`: no transaction is open that a failing statement would end. `deliveries` go with one page of decisions."""
     stored: dict[tuple[_Page, str], Decision] = {}
     for page, batch in _by_page(decisions):
         if any((page, d.key.recipient_id) in stored for d in batch):
@@ -180,11 +184,16 @@ async def _insert(
             not_after,
             due_at,
         )
-        if alone and len(batch) >= _MANY:
+        if alone and len(batch) >= _MANY and deliveries is None:
             with suppress(asyncpg.UniqueViolationError):
                 await connection.execute(SQL["insert_all"], *args, timeout=STATEMENT)
                 continue
-        new = await connection.fetchval(SQL["insert"], *args, timeout=STATEMENT)
+        if deliveries is None:
+            new = await connection.fetchval(SQL["insert"], *args, timeout=STATEMENT)
+        else:
+            new = await connection.fetchval(
+                SQL["insert_with_deliveries"], *args, *deliveries, timeout=STATEMENT
+            )
         if new is not None:
             old = list(set(ids).difference(new))
             for row in await connection.fetch(SQL["of_page"], *page, old, timeout=STATEMENT):

@@ -27,6 +27,18 @@ RETURNING recipient_id
 )
 SELECT CASE WHEN count(*) < cardinality($6) THEN coalesce(array_agg(recipient_id), '{}') END FROM new
 
+-- name: insert_with_deliveries
+-- A single notification's decision and its payload, in one statement and so in one transaction.
+WITH fixed AS (
+-- include: delivered
+ON CONFLICT DO NOTHING
+), new AS (
+-- include: inserted
+ON CONFLICT DO NOTHING
+RETURNING recipient_id
+)
+SELECT CASE WHEN count(*) < cardinality($6) THEN coalesce(array_agg(recipient_id), '{}') END FROM new
+
 -- name: of_page
 SELECT
 -- include: columns
@@ -90,6 +102,12 @@ SELECT w.n
 INSERT INTO cap_uses (tenant, recipient_id, scope, local_day, decision_id)
 SELECT $1, w.recipient_id, w.scope, w.local_day, $2 FROM unnest($3::text[], $4::text[], $5::date[]) AS w (recipient_id, scope, local_day)
 ON CONFLICT DO NOTHING
+
+-- fragment: delivered
+INSERT INTO deliveries (tenant, frozen_at, campaign_id, recipient_id, channel, send_no, device, address_hash, payload)
+SELECT w.tenant, w.frozen_at, w.campaign_id, w.recipient_id, w.channel, w.send_no, w.device, w.address_hash, w.payload
+  FROM unnest($23::text[], $24::timestamptz[], $25::uuid[], $26::text[], $27::text[], $28::smallint[], $29::text[], $30::bytea[], $31::bytea[])
+    AS w (tenant, frozen_at, campaign_id, recipient_id, channel, send_no, device, address_hash, payload)
 
 -- name: insert_deliveries
 INSERT INTO deliveries (tenant, frozen_at, campaign_id, recipient_id, channel, send_no, device, address_hash, payload)
