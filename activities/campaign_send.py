@@ -94,6 +94,7 @@ STORM_CHUNKS = 10
 """Chunks in a row of which no call came through, each waited after for longer: some three minutes, then it pauses."""
 CALM = 10.0
 """Seconds without a throttle before the pace is raised."""
+PROBE = 1.25
 
 _PENDING = frozenset({RecipientState.PENDING})
 _ANY_BUT_SENT = frozenset(RecipientState) - {RecipientState.SENT}
@@ -159,6 +160,7 @@ class CampaignSendActivities:
         self.monotonic = monotonic
         self.budget = InDoubtBudget(lane.calls_in_flight)
         self.chunk_max = max(1, min(pacing.CHUNK_MAX, lane.calls_in_flight // 2))
+        self.meter = pacing.Meter()
         self.pace: Pace | None = None
         self.storms: dict[UUID, Storm] = {}
 
@@ -193,12 +195,13 @@ class CampaignSendActivities:
             return [(self.bucket, self.pace.rate)]
         return [] if self.provider_rate is None else [(self.bucket, self.provider_rate)]
 
-    async def throttled(self, calls: int, seconds: float) -> None:
+    async def throttled(self) -> None:
         """The provider says that this is too fast."""
         now = self.monotonic()
         if self.pace is None:
-            shown = max(1.0, calls / max(seconds, 0.05))
-            base = min(shown, self.provider_rate or shown)
+            base = max(1.0, self.meter.rate(now))
+            if self.provider_rate is not None:
+                base = min(base, self.provider_rate)
             self.pace = Pace(base, base, float("-inf"))
         if self.tokens is None or now - self.pace.changed_at < 1.0:
             # What was already on its way when the pace was lowered says nothing about the new pace.
@@ -212,6 +215,9 @@ class CampaignSendActivities:
         now = self.monotonic()
         if self.pace is None or self.tokens is None or now - self.pace.changed_at < CALM:
             return
+        if self.pace.rate >= self.pace.base:
+            # It bears all that it bore when it said no, and perhaps that was said on a bad day.
+            self.pace.base *= PROBE
         self.pace.rate = await self.tokens.speed_up(self.bucket, self.pace.base)
         self.pace.changed_at = now
 
@@ -975,9 +981,9 @@ class _Stretch:
         seconds = lane.monotonic() - began
         self._count(outcomes)
         called = [o for o in outcomes if not (isinstance(o, Failed) and not o.counts)]
+        lane.meter.note(lane.monotonic(), sum(1 for o in called if isinstance(o, Accepted)))
         if any(isinstance(o, Failed) and o.throttled for o in called):
-            accepted = sum(1 for o in called if isinstance(o, Accepted))
-            await lane.throttled(accepted, seconds)
+            await lane.throttled()
         elif called:
             await lane.calm()
         if seconds >= LEASE_MARGIN.total_seconds() and len(called) < len(outcomes):

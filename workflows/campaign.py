@@ -85,6 +85,16 @@ class CampaignWorkflow:
 
     @workflow.run
     async def run(self, c: CampaignInput) -> CampaignProgress:
+        story = asyncio.create_task(self._story(c))
+        while not story.done():
+            try:
+                await workflow.wait([story])
+            except asyncio.CancelledError:
+                # Temporal's own "request cancellation" means what our signal means, and no less is owed to the counts.
+                self.cancel(ControlSignal(reason="cancelled in Temporal"))
+        return story.result()
+
+    async def _story(self, c: CampaignInput) -> CampaignProgress:
         launch = await workflow.execute_activity_method(
             CampaignActivities.freeze, self._ref, **budgets.SWEEP
         )

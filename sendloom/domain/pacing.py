@@ -1,6 +1,7 @@
 """How fast a campaign goes: chunks by the tokens in hand, a rate from a deadline, shards by a rate."""
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
@@ -36,3 +37,30 @@ def shards_at_once(rate: float | None, window: int) -> int:
     if rate is None:
         return window
     return max(2, min(window, math.ceil(rate / _RATE_A_SHARD)))
+
+
+METER_SPAN = 2.0
+"""Seconds a pace is measured over."""
+
+
+class Meter:
+    """How many a second came through lately. A burst after silence counts as what it was in a whole second."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def note(self, at: float, count: int) -> None:
+        self._seen.append((at, count))
+        self._sum += count
+        self._forget(at)
+
+    def rate(self, at: float) -> float:
+        self._forget(at)
+        if not self._seen:
+            return 0.0
+        return self._sum / max(1.0, at - self._seen[0][0])
+
+    def _forget(self, at: float) -> None:
+        while self._seen and at - self._seen[0][0] > METER_SPAN:
+            self._sum -= self._seen.popleft()[1]

@@ -306,6 +306,20 @@ async def test_a_cancelled_row_whose_signal_was_lost_still_ends_it(temporal_clie
     assert progress.phase is CampaignPhase.CANCELLED
 
 
+async def test_temporals_own_cancellation_is_a_cancel(temporal_client: Client):
+    world = CampaignWorld(shards=2, pages=6)
+    gate = world.gate(0, 1)
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await world.at_gate[gate].wait()
+        await handle.cancel()
+        await eventually(lambda: world.control.state is ControlState.CANCELLED)
+        world.gates[gate].set()
+        progress = await asyncio.wait_for(handle.result(), 30)
+    assert progress.phase is CampaignPhase.CANCELLED
+    assert progress.adds_up
+
+
 # --- due, settle, catch-up ------------------------------------------------------------------------------------------------
 
 
