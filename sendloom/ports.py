@@ -26,6 +26,15 @@ from schemas.kinds import (
 from schemas.messages import Outbound
 from schemas.notifications import DecisionKey, DeliveryKey
 from schemas.outcomes import CallOutcome
+from schemas.schedules import (
+    CatchUpRule,
+    Overlap,
+    RecurringContent,
+    ScheduleKind,
+    ScheduleState,
+    SeriesContent,
+    TriggerStatus,
+)
 from sendloom.domain.outcomes import Cause
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -740,6 +749,157 @@ class ListVersion:
     rejected: int
     reason: str | None
     created_at: datetime
+
+
+# --- what recurs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """Something that recurs. Temporal's schedule wakes us; this row and the trigger log say what is owed."""
+
+    tenant: str
+    id: UUID
+    mode: Mode
+    kind: ScheduleKind
+    body_hmac: bytes
+    name: str
+    category: str
+    recipient_id: str | None
+    content: RecurringContent
+    """Sealed at rest."""
+    cron: str | None
+    every_seconds: int | None
+    zone: str
+    overlap: Overlap
+    catch_up: CatchUpRule
+    catch_up_seconds: int
+    catch_up_max: int
+    jitter_seconds: int
+    state: ScheduleState
+    handled_until: datetime
+    """Every scheduled time up to here has its line in the trigger log."""
+    next_at: datetime
+    created_by: str
+    created_at: datetime
+    version: int = 1
+    applied_version: int = 0
+    """What Temporal has been told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fire:
+    """One line of the trigger log, as it is written when a run is judged."""
+
+    scheduled_for: datetime
+    status: TriggerStatus
+    by: str
+    missed: int = 0
+    missed_until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesRow:
+    """A reminder series. Its members are reminders with derived ids."""
+
+    tenant: str
+    id: UUID
+    mode: Mode
+    body_hmac: bytes
+    category: str
+    recipient_id: str
+    correlation_id: str
+    event_at: datetime | None
+    event_local: str | None
+    content: SeriesContent
+    """Sealed at rest."""
+    created_at: datetime
+    cancelled: bool = False
+    version: int = 1
+
+
+class ScheduleStore(Protocol):
+    async def insert_or_match(self, row: ScheduleRow) -> tuple[ScheduleRow, bool]:
+        """The stored row, and whether it was there before.
+
+        Raises:
+            Refusal: `key_reused`.
+        """
+        ...
+
+    async def get(self, tenant: str, id: UUID) -> ScheduleRow | None:
+        """Also one that was deleted."""
+        ...
+
+    async def of_tenant(
+        self, tenant: str, limit: int, after: UUID | None = None
+    ) -> list[ScheduleRow]:
+        """Without the deleted ones, by id."""
+        ...
+
+    async def replace(self, row: ScheduleRow, version: int) -> ScheduleRow | None:
+        """Write a new definition or state over `version`; the row as it is then. None: somebody else was quicker."""
+        ...
+
+    async def applied(self, tenant: str, id: UUID, version: int) -> None:
+        """Temporal has been told of this version."""
+        ...
+
+    async def judge(
+        self, row: ScheduleRow, until: datetime, next_at: datetime, fires: Sequence[Fire]
+    ) -> bool:
+        """Write down what is to be fired and what is left out, and that everything up to `until` is handled, at once.
+
+        False: the row has changed since it was read, and nothing was written.
+        """
+        ...
+
+    async def owed(self, tenant: str, id: UUID) -> list[datetime]:
+        """Scheduled times that were judged owed and are not known to have been fired, oldest first."""
+        ...
+
+    async def settle(
+        self,
+        tenant: str,
+        id: UUID,
+        scheduled_for: datetime,
+        status: TriggerStatus,
+        ref_id: UUID | None = None,
+        reason: str = "",
+    ) -> None:
+        """owed → what became of it."""
+        ...
+
+    async def last_fired(self, tenant: str, id: UUID, before: datetime) -> UUID | None:
+        """What the latest earlier run was."""
+        ...
+
+    async def overdue(self, grace: timedelta, limit: int) -> list[tuple[str, UUID]]:
+        """Schedules nobody woke us for, or whose owed runs were left, for this long."""
+        ...
+
+    async def unapplied(self, older_than: timedelta, limit: int) -> list[ScheduleRow]:
+        """Those that Temporal has not been told of."""
+        ...
+
+    async def everywhere(self, after: tuple[str, UUID] | None, limit: int) -> list[ScheduleRow]:
+        """Over all tenants, without the deleted ones; for rebuild."""
+        ...
+
+
+class SeriesStore(Protocol):
+    async def insert_or_match(self, row: SeriesRow) -> tuple[SeriesRow, bool]:
+        """
+        Raises:
+            Refusal: `key_reused`.
+        """
+        ...
+
+    async def get(self, tenant: str, id: UUID) -> SeriesRow | None: ...
+
+    async def replace(self, row: SeriesRow, version: int) -> SeriesRow | None:
+        """Write it over `version`; None: somebody else was quicker."""
+        ...
 
 
 # --- providers, cache, control --------------------------------------------------------------------------------------

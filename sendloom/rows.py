@@ -183,3 +183,7 @@ class Trigger:
     by: str = ""
     fired_at: datetime | None = None
     ref_id: UUID | None = None
+    missed: int = 0
+    """How many runs in a row this line stands for, when they were left out."""
+    missed_until: datetime | None = None
+    reason: str = ""

@@ -11,7 +11,7 @@ from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from schemas.kinds import MessageClass
-from sendloom.domain.lanes import Lane, flow_queue
+from sendloom.domain.lanes import OPS_QUEUE, Lane, flow_queue
 from workers.sandbox import fast_runner
 from workflows.campaign import CampaignWorkflow
 from workflows.catch_up import CatchUpWorkflow
@@ -20,6 +20,7 @@ from workflows.notification import NotificationWorkflow
 from workflows.passcode import PasscodeWorkflow
 from workflows.reminder import ReminderWorkflow
 from workflows.shard import ShardWorkflow
+from workflows.trigger import TriggerWorkflow
 
 Activities = Sequence[Callable[..., Any]]
 
@@ -49,6 +50,8 @@ CACHED_WORKFLOWS = 2_000
 
 FLOW_ACTIVITIES = 100
 LOCAL_ACTIVITIES = 200
+OPS_ACTIVITIES = 20
+"""A wake-up holds a database connection for two or three statements."""
 
 DEPLOYMENT = "sendloom"
 
@@ -80,6 +83,21 @@ def lane_worker(client: Client, lane: Lane, activities: Activities, build_id: st
         activities=activities,
         max_concurrent_activities=lane.activity_slots,
         **_common(lane.queue, build_id),
+    )
+
+
+def ops_worker(client: Client, activities: Activities, build_id: str | None) -> Worker:
+    """Wake-ups of schedules: some milliseconds each, and never behind a campaign."""
+    return Worker(
+        client,
+        task_queue=OPS_QUEUE,
+        workflows=[TriggerWorkflow],
+        activities=activities,
+        workflow_runner=fast_runner(),
+        max_cached_workflows=200,
+        max_concurrent_activities=OPS_ACTIVITIES,
+        sticky_queue_schedule_to_start_timeout=STICKY[MessageClass.TRANSACTIONAL],
+        **_common(OPS_QUEUE, build_id),
     )
 
 

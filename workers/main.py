@@ -17,7 +17,7 @@ from sendloom.providers.smtp_session import LoginGate
 from sendloom.settings import Settings, load_settings
 from sendloom.stores.migrations.runner import check_schema
 from workers import wiring
-from workers.fleet import flow_worker, lane_worker
+from workers.fleet import flow_worker, lane_worker, ops_worker
 from workers.health import Health, listening
 from workers.serve import serve
 
@@ -76,10 +76,11 @@ async def _run(
 async def _serve_ops(
     settings: Settings, client: Client, stop: asyncio.Event, health: Health
 ) -> None:
-    async with wiring.ops(settings, client) as loops:
+    async with wiring.ops(settings, client) as ops:
+        worker = ops_worker(client, ops.activities, settings.temporal.build_id)
         health.ready()
-        log.info("serving", extra={"queues": []})
-        await serve([], stop, beside=loops, draining=health.draining)
+        log.info("serving", extra={"queues": [worker.task_queue]})
+        await serve([worker], stop, beside=ops.loops, draining=health.draining)
 
 
 def _serves(message_class: str | None, lanes: Sequence[str]) -> str:

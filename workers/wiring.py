@@ -20,6 +20,7 @@ from activities.delivery import DeliveryActivities
 from activities.passcodes import PasscodeActivities
 from activities.reminders import ReminderActivities
 from activities.rendering import Senders, Templates
+from activities.triggers import TriggerActivities
 from schemas.kinds import Channel, MessageClass
 from sendloom.domain.lanes import Lane
 from sendloom.platform.sealing import RingSealer
@@ -41,13 +42,15 @@ from sendloom.stores.passcodes import PostgresPasscodes
 from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import Pool, open_pool
 from sendloom.stores.redis_client import open_redis
+from sendloom.stores.schedules import PostgresSchedules
 from sendloom.stores.sent_cache import RedisSentCache
 from sendloom.stores.tokens import RedisTokens
 from workers.fleet import Activities
 from workers.locks import advisory_lock
+from workers.nudging import NUDGE_EVERY, Nudger
 from workers.serve import Background, every
 from workers.sweeper import PURGE_EVERY, SWEEP_EVERY, Purger, Sweeper
-from workflows import starting
+from workflows import scheduling, starting
 
 CONFIGURED = frozenset({Channel.EMAIL, Channel.SMS})
 """Channels that have a provider. The settings require both; push channels have none yet."""
@@ -60,7 +63,7 @@ KEPT_S = 20.0
 
 FLOW_POOL = 8
 """Planning and closing: some milliseconds each, a hundred at once at most."""
-OPS_POOL = 3
+OPS_POOL = 6
 
 START_SECONDS = timedelta(seconds=5)
 
@@ -77,6 +80,7 @@ class Stores:
     passcodes: PostgresPasscodes
     ledger: PostgresLedger
     campaigns: PostgresCampaigns
+    schedules: PostgresSchedules
 
 
 def stores(pool: Pool, sealer: RingSealer) -> Stores:
@@ -90,6 +94,7 @@ def stores(pool: Pool, sealer: RingSealer) -> Stores:
         passcodes=PostgresPasscodes(pool),
         ledger=PostgresLedger(pool),
         campaigns=PostgresCampaigns(pool, decisions),
+        schedules=PostgresSchedules(pool, sealer),
     )
 
 
@@ -176,9 +181,17 @@ async def lane(settings: Settings, lane: Lane, logins: LoginGate) -> AsyncIterat
         yield serves
 
 
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """What the ops process does by itself, and what it is asked to do."""
+
+    loops: list[Background]
+    activities: Activities
+
+
 @asynccontextmanager
-async def ops(settings: Settings, client: Client) -> AsyncIterator[list[Background]]:
-    """Housekeeping: loops, each under a lock that only one process holds."""
+async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
+    """Housekeeping: loops, each under a lock that only one process holds; and the wake-ups of schedules."""
     sealer = _sealer(settings)
     async with _pool(settings, OPS_POOL, "ops") as pool:
         s = stores(pool, sealer)
@@ -191,10 +204,33 @@ async def ops(settings: Settings, client: Client) -> AsyncIterator[list[Backgrou
             lock=lock,
         )
         purger = Purger(accepted=s.accepted, passcodes=s.passcodes, lock=lock)
-        yield [
-            partial(every, SWEEP_EVERY, sweeper.sweep, "sweep"),
-            partial(every, PURGE_EVERY, purger.purge, "purge"),
-        ]
+        triggering = triggers(s, client)
+        nudger = Nudger(
+            schedules=s.schedules,
+            fire=triggering.fire,
+            apply=partial(scheduling.apply, client, rpc_timeout=START_SECONDS),
+            lock=lock,
+        )
+        yield Ops(
+            loops=[
+                partial(every, SWEEP_EVERY, sweeper.sweep, "sweep"),
+                partial(every, PURGE_EVERY, purger.purge, "purge"),
+                partial(every, NUDGE_EVERY, nudger.nudge, "nudge"),
+            ],
+            activities=[triggering.fire],
+        )
+
+
+def triggers(s: Stores, client: Client) -> TriggerActivities:
+    """Also for rebuild, which fires what the loss of Temporal made late."""
+    return TriggerActivities(
+        schedules=s.schedules,
+        accepted=s.accepted,
+        campaigns=s.campaigns,
+        catalog=s.catalog,
+        people=s.people,
+        start=partial(starting.start, client, rpc_timeout=START_SECONDS),
+    )
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------------

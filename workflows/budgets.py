@@ -57,6 +57,12 @@ SETTLE: Budget = RECORD
 
 FIRE: Budget = RECORD
 
+FIRE_TRIGGER: Budget = {
+    # A catch-up may start some hundred runs, and counting a year of missed minutes takes seconds.
+    "start_to_close_timeout": timedelta(seconds=60),
+    "retry_policy": _UNTIL_THE_STORE_IS_BACK,
+}
+
 HEARTBEAT = {
     # A killed worker's passcode is picked up within 5 s; the others may wait out a stop of the whole machine.
     MessageClass.SECURITY: timedelta(seconds=3),

@@ -27,6 +27,25 @@ def child_id(parent: UUID, purpose: str) -> UUID:
     return uuid5(NAMESPACE, _name("child", str(parent), purpose))
 
 
+def schedule_id(tenant: str, mode: Mode, key: str) -> UUID:
+    """The id of what one idempotency key made recur."""
+    return uuid5(NAMESPACE, _name("schedule", tenant, mode, key))
+
+
+def fire_id(schedule: UUID, scheduled_for: datetime) -> UUID:
+    """The id of one run: (schedule, scheduled time) and nothing else, so that it cannot be fired twice."""
+    return child_id(schedule, f"fire/{scheduled_for.astimezone(UTC).isoformat()}")
+
+
+def series_id(tenant: str, mode: Mode, key: str) -> UUID:
+    return uuid5(NAMESPACE, _name("series", tenant, mode, key))
+
+
+def series_member_id(series: UUID, before: str, nth: int) -> UUID:
+    """`nth`: one that ended without being sent may be followed by another when the event moves."""
+    return child_id(series, f"{before}/{nth}")
+
+
 def dead_letter_id(decision: DecisionKey) -> UUID:
     return uuid5(
         NAMESPACE, _name("dead", decision.tenant, str(decision.campaign_id), decision.recipient_id)
@@ -43,6 +62,15 @@ def passcode_workflow_id(passcode_id: UUID) -> str:
 
 def reminder_workflow_id(reminder_id: UUID) -> str:
     return f"reminder/{reminder_id}"
+
+
+def temporal_schedule_id(schedule: UUID) -> str:
+    return f"schedule/{schedule}"
+
+
+def trigger_workflow_id(schedule: UUID) -> str:
+    """Temporal adds the scheduled time to it."""
+    return f"trigger/{schedule}"
 
 
 def campaign_workflow_id(campaign_id: UUID) -> str:

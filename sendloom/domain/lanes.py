@@ -67,3 +67,7 @@ def lanes_of(message_class: MessageClass) -> Iterator[Lane]:
 def flow_queue(message_class: MessageClass) -> str:
     """Where the class's workflows, and the activities that call no provider, run."""
     return f"flow-{message_class}"
+
+
+OPS_QUEUE = "ops"
+"""What no class is responsible for: wake-ups of schedules."""

@@ -66,8 +66,9 @@ class PostgresTriggers(PostgresStore):
         rows = await self._fetch(SQL["between"], tenant, first, last, limit)
         return [Trigger(*row) for row in rows]
 
-    async def of_trigger(self, tenant: str, trigger_id: UUID, limit: int = 100) -> list[Trigger]:
-        """Newest first."""
-        return [
-            Trigger(*row) for row in await self._fetch(SQL["of_trigger"], tenant, trigger_id, limit)
-        ]
+    async def of_trigger(
+        self, tenant: str, trigger_id: UUID, limit: int = 100, before: datetime | None = None
+    ) -> list[Trigger]:
+        """Newest first; `before` is the last scheduled time seen."""
+        rows = await self._fetch(SQL["of_trigger"], tenant, trigger_id, limit, before)
+        return [Trigger(*row) for row in rows]

@@ -19,9 +19,27 @@ from schemas.kinds import (
     UnknownPolicy,
 )
 from schemas.notifications import DecisionKey
+from schemas.schedules import (
+    CatchUpRule,
+    Overlap,
+    RecurringContent,
+    ScheduleKind,
+    ScheduleState,
+    SeriesContent,
+    SeriesMember,
+)
 from sendloom.domain.list_lines import ListConsent, ListRow
 from sendloom.platform.sealing import Hashes, KeyRing
-from sendloom.ports import AcceptedRow, CampaignRow, Category, Decision, Sealer, Tenant
+from sendloom.ports import (
+    AcceptedRow,
+    CampaignRow,
+    Category,
+    Decision,
+    ScheduleRow,
+    Sealer,
+    SeriesRow,
+    Tenant,
+)
 from sendloom.stores.accepted import PostgresAccepted
 from sendloom.stores.audit import PostgresAudit, PostgresTriggers
 from sendloom.stores.campaigns import PostgresCampaigns
@@ -35,6 +53,7 @@ from sendloom.stores.passcodes import PostgresPasscodes
 from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import Pool, open_pool
 from sendloom.stores.recipients import PostgresRecipients
+from sendloom.stores.schedules import PostgresSchedules, PostgresSeries
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 
@@ -72,6 +91,8 @@ class Stores:
     passcodes: PostgresPasscodes = field(init=False)
     people: PostgresPeople = field(init=False)
     recipients: PostgresRecipients = field(init=False)
+    schedules: PostgresSchedules = field(init=False)
+    series: PostgresSeries = field(init=False)
     triggers: PostgresTriggers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,6 +109,8 @@ class Stores:
         self.passcodes = PostgresPasscodes(self.pool)
         self.people = PostgresPeople(self.pool)
         self.recipients = PostgresRecipients(self.pool, self.sealer)
+        self.schedules = PostgresSchedules(self.pool, self.sealer)
+        self.series = PostgresSeries(self.pool, self.sealer)
         self.triggers = PostgresTriggers(self.pool)
 
     async def world(self, **category: Any) -> "World":
@@ -264,6 +287,56 @@ def an_accepted(tenant: str, **changes: Any) -> AcceptedRow:
             "expires_at": NOW + timedelta(hours=1),
             "workflow_input": b'{"a":1}',
             "content": b'{"secret":"abcdefghijkl"}',
+            **changes,
+        }
+    )
+
+
+def a_schedule(tenant: str, **changes: Any) -> ScheduleRow:
+    """Hourly, to one person."""
+    return ScheduleRow(
+        **{
+            "tenant": tenant,
+            "id": uuid4(),
+            "mode": Mode.LIVE,
+            "kind": ScheduleKind.NOTIFICATION,
+            "body_hmac": b"h" * 32,
+            "name": "digest",
+            "category": "orders.shipped",
+            "recipient_id": "r1",
+            "content": RecurringContent(template_id="t", variables={"order": "17"}),
+            "cron": "0 * * * *",
+            "every_seconds": None,
+            "zone": "Europe/Berlin",
+            "overlap": Overlap.SKIP,
+            "catch_up": CatchUpRule.LATEST,
+            "catch_up_seconds": 86_400,
+            "catch_up_max": 10,
+            "jitter_seconds": 0,
+            "state": ScheduleState.ACTIVE,
+            "handled_until": NOW,
+            "next_at": NOW + timedelta(hours=1),
+            "created_by": "key:k1",
+            "created_at": NOW,
+            **changes,
+        }
+    )
+
+
+def a_series(tenant: str, **changes: Any) -> SeriesRow:
+    return SeriesRow(
+        **{
+            "tenant": tenant,
+            "id": uuid4(),
+            "mode": Mode.LIVE,
+            "body_hmac": b"h" * 32,
+            "category": "orders.shipped",
+            "recipient_id": "r1",
+            "correlation_id": "c",
+            "event_at": None,
+            "event_local": "2035-01-15T09:00:00",
+            "content": SeriesContent(members=[SeriesMember(before="P7D", template_id="t")]),
+            "created_at": NOW,
             **changes,
         }
     )

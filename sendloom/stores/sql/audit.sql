@@ -16,9 +16,10 @@ UPDATE trigger_log SET status = $4, fired_at = coalesce(fired_at, $5), ref_id = 
  WHERE tenant = $1 AND trigger_id = $2 AND scheduled_for = $3
 
 -- name: between
-SELECT trigger_id, scheduled_for, kind, status, by, fired_at, ref_id FROM trigger_log
- WHERE tenant = $1 AND scheduled_for >= $2 AND scheduled_for < $3 ORDER BY scheduled_for, trigger_id LIMIT $4
+-- A line that stands for many runs is there when its stretch meets ours.
+SELECT trigger_id, scheduled_for, kind, status, by, fired_at, ref_id, missed, missed_until, reason FROM trigger_log
+ WHERE tenant = $1 AND (scheduled_for >= $2 OR missed_until >= $2) AND scheduled_for < $3 ORDER BY scheduled_for, trigger_id LIMIT $4
 
 -- name: of_trigger
-SELECT trigger_id, scheduled_for, kind, status, by, fired_at, ref_id FROM trigger_log
- WHERE tenant = $1 AND trigger_id = $2 ORDER BY scheduled_for DESC LIMIT $3
+SELECT trigger_id, scheduled_for, kind, status, by, fired_at, ref_id, missed, missed_until, reason FROM trigger_log
+ WHERE tenant = $1 AND trigger_id = $2 AND ($4::timestamptz IS NULL OR scheduled_for < $4) ORDER BY scheduled_for DESC LIMIT $3
