@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from sendloom.stores.pool import (
     Record,
     answering,
     column,
+    joined,
     or_none,
     touched,
 )
@@ -62,8 +64,7 @@ class PostgresDecisions(PostgresStore):
     ) -> list[Decision]:
         if not decisions:
             return []
-        pages = {_page(d.key) for d in decisions}
-        if not caps and (not deliveries or len(pages) == 1):
+        if not caps and (not deliveries or len(_by_page(decisions)) == 1):
             fixed = self._columns(deliveries) if deliveries else None
             with answering():
                 # One page is one statement, which needs no transaction around it.
@@ -151,11 +152,11 @@ async def _insert(
     alone: bool = False,
 ) -> list[Decision]:
     """`alone`: no transaction is open that a failing statement would end. `deliveries` go with one page of decisions."""
-    stored: dict[tuple[_Page, str], Decision] = {}
+    pages: dict[_Page, dict[str, Decision]] = {}
     for page, batch in _by_page(decisions):
-        if any((page, d.key.recipient_id) in stored for d in batch):
+        stored = pages[page] = {d.key.recipient_id: d for d in batch}
+        if len(stored) < len(batch):
             raise ValueError("the same decision is there twice")
-        stored.update(((page, d.key.recipient_id), d) for d in batch)
         ids = [d.key.recipient_id for d in batch]
         states, state = column([RECIPIENT_CODE[d.state] for d in batch])
         channels, channel = column([d.channel for d in batch])
@@ -166,7 +167,7 @@ async def _insert(
         due_ats, due_at = column([d.due_at for d in batch])
         args = (
             *page,
-            ids,
+            joined(ids),
             states,
             channels,
             rungs,
@@ -196,9 +197,13 @@ async def _insert(
             )
         if new is not None:
             old = list(set(ids).difference(new))
-            for row in await connection.fetch(SQL["of_page"], *page, old, timeout=STATEMENT):
-                stored[page, row["recipient_id"]] = decision(row)
-    return [stored[_page(d.key), d.key.recipient_id] for d in decisions]
+            for row in await connection.fetch(
+                SQL["of_page"], *page, joined(old), timeout=STATEMENT
+            ):
+                stored[row["recipient_id"]] = decision(row)
+    if len(pages) == 1:
+        return [stored[d.key.recipient_id] for d in decisions]
+    return [pages[_page(d.key)][d.key.recipient_id] for d in decisions]
 
 
 async def _insert_capped(
@@ -278,7 +283,7 @@ async def _move(connection: Connection, page: _Page, moves: Sequence[Move]) -> i
     attempts, attempt = column([m.attempt for m in moves])
     due_ats, due_at = column([m.due_at for m in moves])
     columns = (
-        [m.key.recipient_id for m in moves],
+        joined([m.key.recipient_id for m in moves]),
         expects,
         states,
         reasons,
@@ -359,11 +364,25 @@ def _delivery_key(key: DeliveryKey) -> tuple[Any, ...]:
 def _by_page(items: Iterable[_Keyed]) -> list[tuple[_Page, list[_Keyed]]]:
     """Grouped, in the one order of pages and recipients that every writer keeps."""
     groups: dict[_Page, list[_Keyed]] = {}
+    last: DecisionKey | None = None
+    batch: list[_Keyed] = []
     for item in items:
-        groups.setdefault(_page(item.key), []).append(item)
+        key = item.key
+        # Neighbours mostly are of one page, and looking a page up in a dict costs more than looking at it.
+        if (
+            last is None
+            or key.page != last.page
+            or key.shard != last.shard
+            or (key.campaign_id is not last.campaign_id and key.campaign_id != last.campaign_id)
+            or (key.frozen_at is not last.frozen_at and key.frozen_at != last.frozen_at)
+            or key.tenant != last.tenant
+        ):
+            batch = groups.setdefault(_page(key), [])
+            last = key
+        batch.append(item)
     for batch in groups.values():
         batch.sort(key=_recipient)
-    return sorted(groups.items(), key=lambda group: group[0])
+    return sorted(groups.items(), key=itemgetter(0))
 
 
 def _recipient(item: Decision | Move) -> str:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from schemas.kinds import Channel
 from sendloom.ports import Address, Device, Member, Person
-from sendloom.stores.pool import PostgresStore
+from sendloom.stores.pool import PostgresStore, joined
 from sendloom.stores.queries import load
 
 SQL = load("people.sql")
@@ -28,7 +28,7 @@ class PostgresPeople(PostgresStore):
         if not recipient_ids:
             return []
         ids = list(recipient_ids)
-        row = await self._row(SQL["people"], tenant, category, cap_days, ids)
+        row = await self._row(SQL["people"], tenant, category, cap_days, joined(ids))
         assert row is not None
         people = _people(ids, *row)
         return [people[id] for id in ids]

@@ -154,6 +154,30 @@ def touched(status: str) -> int:
     return int(status.rpartition(" ")[2])
 
 
+SEPARATOR = "\x1f"
+_NULL = "\x1e"
+
+
+def joined(ids: Sequence[str]) -> str:
+    """Many ids as one text, which the statement takes apart with `string_to_array`.
+
+    The driver looks at every element of an array several times; this is 15 times cheaper, and ids are most of what is sent.
+    """
+    text = SEPARATOR.join(ids)
+    if text.count(SEPARATOR) != len(ids) - 1:
+        raise ValueError("an id with a control character in it")
+    return text
+
+
+def joined_or_none(values: Sequence[str | None]) -> str | None:
+    """As `joined`, for what a provider said: with nulls, and None when there is nothing. What would split it is left out."""
+    if not any(values):
+        return None
+    return SEPARATOR.join(
+        _NULL if value is None else value.replace(SEPARATOR, "") for value in values
+    )
+
+
 def column(values: Sequence[Any]) -> tuple[Sequence[Any] | None, Any]:
     """A column for `unnest` as (array, default): one value for every row is sent once, and the array is left out.
 

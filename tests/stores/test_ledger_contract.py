@@ -83,6 +83,31 @@ async def test_of_many_at_once_one_wins_each(bench: Bench) -> None:
         assert sum(isinstance(answer, InFlight) for answer in answers) == len(owners) - 1
 
 
+async def test_nothing_wanted_is_nothing_asked(bench: Bench) -> None:
+    assert await bench.ledger.claim(bench.scope(), [], uuid4(), MINUTE) == []
+    assert await bench.ledger.read(bench.scope(), []) == []
+    await bench.ledger.record(bench.scope(), [])
+
+
+async def test_what_a_provider_said_comes_back_as_it_said_it(bench: Bench) -> None:
+    scope, owner = bench.scope(), uuid4()
+    said = ["<a@example.com>", None, "", 'ü,{}"\\', "\n"]
+    names = [f"r{n}" for n in range(len(said))]
+    await bench.ledger.claim(scope, [Want(r) for r in names], owner, MINUTE)
+    results = [
+        outcome(r, owner, ClaimState.SENT, provider_message_id=id)
+        for r, id in zip(names, said, strict=True)
+    ]
+    await bench.ledger.record(scope, results)
+    rows = await bench.ledger.read(scope, [Want(r) for r in names])
+    assert [row.provider_message_id for row in rows if row] == said
+
+
+async def test_an_id_that_would_pass_for_two_is_refused(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="control character"):
+        await bench.ledger.claim(bench.scope(), [Want("a\x1fb")], uuid4(), MINUTE)
+
+
 async def test_some_new_and_some_taken_are_told_apart(bench: Bench) -> None:
     scope, first, second = bench.scope(), uuid4(), uuid4()
     await bench.ledger.claim(scope, [Want("flying")], first, MINUTE)

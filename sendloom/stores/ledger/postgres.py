@@ -23,7 +23,7 @@ from sendloom.ports import (
     Want,
     Won,
 )
-from sendloom.stores.pool import BULK, PostgresStore, Record, column, or_none
+from sendloom.stores.pool import BULK, PostgresStore, Record, column, joined, joined_or_none
 from sendloom.stores.queries import load
 
 SQL = load("ledger.sql")
@@ -147,14 +147,14 @@ class PostgresLedger(PostgresStore):
             codes, code = column([r.code for r in batch])
             args = (
                 *_at(scope),
-                [r.recipient_id for r in batch],
+                joined([r.recipient_id for r in batch]),
                 None if plain else [r.send_no for r in batch],
                 None if plain else [r.device for r in batch],
                 states,
                 attempts,
                 owners,
                 providers,
-                or_none([r.provider_message_id for r in batch]),
+                joined_or_none([r.provider_message_id for r in batch]),
                 codes,
                 state,
                 attempt,
@@ -170,7 +170,9 @@ class PostgresLedger(PostgresStore):
                 await self._execute(SQL["record"], *args)
 
     async def read(self, scope: ClaimScope, wants: Sequence[Want]) -> list[ClaimRow | None]:
-        ids = list({want.recipient_id for want in wants})
+        if not wants:
+            return []
+        ids = joined(list({want.recipient_id for want in wants}))
         rows = await self._fetch(SQL["read"], *_at(scope), ids)
         found = {
             (row["recipient_id"], row["send_no"], row["device"]): _row(
@@ -228,7 +230,7 @@ def _what(
         scope.epoch,
         owner,
         lease,
-        [want.recipient_id for want in wants],
+        joined([want.recipient_id for want in wants]),
         None if plain else [want.send_no for want in wants],
         None if plain else [want.device for want in wants],
         None if first else [_attempt(want) for want in wants],

@@ -9,7 +9,7 @@ INSERT INTO decisions (tenant, frozen_at, campaign_id, shard, page, recipient_id
 SELECT $1, $2::timestamptz, $3, $4, $5, n.recipient_id, coalesce(n.state, $16::smallint), coalesce(n.channel, $17), coalesce(n.rung, $18, 0),
        coalesce(n.send_no, 1), coalesce(n.attempt, 0), coalesce(n.reason, $19), coalesce(n.not_before, $20), coalesce(n.not_after, $21),
        coalesce(n.due_at, $22)
-  FROM unnest($6::text[], $7::smallint[], $8::text[], $9::smallint[], $10::smallint[], $11::smallint[], $12::text[],
+  FROM unnest(string_to_array($6, E'\x1f'), $7::smallint[], $8::text[], $9::smallint[], $10::smallint[], $11::smallint[], $12::text[],
               $13::timestamptz[], $14::timestamptz[], $15::timestamptz[])
     AS n (recipient_id, state, channel, rung, send_no, attempt, reason, not_before, not_after, due_at)
 
@@ -25,7 +25,7 @@ WITH new AS (
 ON CONFLICT DO NOTHING
 RETURNING recipient_id
 )
-SELECT CASE WHEN count(*) < cardinality($6) THEN coalesce(array_agg(recipient_id), '{}') END FROM new
+SELECT CASE WHEN count(*) < cardinality(string_to_array($6, E'\x1f')) THEN coalesce(array_agg(recipient_id), '{}') END FROM new
 
 -- name: insert_with_deliveries
 -- A single notification's decision and its payload, in one statement and so in one transaction.
@@ -37,13 +37,13 @@ ON CONFLICT DO NOTHING
 ON CONFLICT DO NOTHING
 RETURNING recipient_id
 )
-SELECT CASE WHEN count(*) < cardinality($6) THEN coalesce(array_agg(recipient_id), '{}') END FROM new
+SELECT CASE WHEN count(*) < cardinality(string_to_array($6, E'\x1f')) THEN coalesce(array_agg(recipient_id), '{}') END FROM new
 
 -- name: of_page
 SELECT
 -- include: columns
   FROM decisions d
- WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = $5 AND d.recipient_id = ANY ($6::text[])
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = $5 AND d.recipient_id = ANY (string_to_array($6, E'\x1f'))
 
 -- name: read
 SELECT
@@ -63,11 +63,11 @@ UPDATE decisions d
        rung = coalesce(m.rung, $21, d.rung), send_no = coalesce(m.send_no, d.send_no), attempt = coalesce(m.attempt, $22, d.attempt),
        not_before = coalesce(m.not_before, d.not_before), not_after = coalesce(m.not_after, d.not_after), due_at = coalesce(m.due_at, $23),
        changed_at = now()
-  FROM unnest($6::text[], $7::int[], $8::smallint[], $9::text[], $10::text[], $11::smallint[], $12::smallint[], $13::smallint[],
+  FROM unnest(string_to_array($6, E'\x1f'), $7::int[], $8::smallint[], $9::text[], $10::text[], $11::smallint[], $12::smallint[], $13::smallint[],
               $14::timestamptz[], $15::timestamptz[], $16::timestamptz[])
     AS m (recipient_id, expect, new_state, reason, channel, rung, send_no, attempt, not_before, not_after, due_at)
  WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = $5
-   AND d.recipient_id = ANY ($6::text[]) AND d.recipient_id = m.recipient_id AND (coalesce(m.expect, $17::int) >> d.state) & 1 = 1
+   AND d.recipient_id = ANY (string_to_array($6, E'\x1f')) AND d.recipient_id = m.recipient_id AND (coalesce(m.expect, $17::int) >> d.state) & 1 = 1
 
 -- name: move
 -- include: moved
@@ -79,7 +79,7 @@ WITH moved AS (
  RETURNING d.recipient_id, d.state
 ), given_back AS (
     DELETE FROM cap_uses u USING moved m
-     WHERE u.tenant = $1 AND u.recipient_id = ANY ($6::text[]) AND u.recipient_id = m.recipient_id AND u.decision_id = $3 AND m.state = ANY ($24::smallint[])
+     WHERE u.tenant = $1 AND u.recipient_id = ANY (string_to_array($6, E'\x1f')) AND u.recipient_id = m.recipient_id AND u.decision_id = $3 AND m.state = ANY ($24::smallint[])
 )
 SELECT count(*) FROM moved
 

@@ -11,7 +11,7 @@ INSERT INTO claims AS c (tenant, frozen_at, campaign_id, shard, page, channel, r
                          state, attempt, owner, lease_until, claimed_at)
 SELECT $1, $2::timestamptz, $3, $4, $5, $6, w.recipient_id, coalesce(w.send_no, 1), coalesce(w.device, ''), 0, coalesce(w.attempt, 1),
        $8, now() + $9::interval, now()
-  FROM unnest($10::text[], $11::smallint[], $12::text[], $13::smallint[]) AS w (recipient_id, send_no, device, attempt)
+  FROM unnest(string_to_array($10, E'\x1f'), $11::smallint[], $12::text[], $13::smallint[]) AS w (recipient_id, send_no, device, attempt)
  WHERE $7::bigint IS NULL OR (SELECT epoch FROM fence) = $7
 
 -- name: claim_all
@@ -33,7 +33,7 @@ ON CONFLICT DO NOTHING
 RETURNING recipient_id, send_no, device, lease_until
 )
 SELECT count(*) AS won, min(lease_until) AS lease_until,
-       CASE WHEN count(*) < cardinality($10) THEN array_agg((recipient_id, send_no, device)) END AS which
+       CASE WHEN count(*) < cardinality(string_to_array($10, E'\x1f')) THEN array_agg((recipient_id, send_no, device)) END AS which
   FROM won
 
 -- name: claim_again
@@ -61,17 +61,18 @@ SELECT
 -- include: columns
   FROM claims c
  WHERE c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3 AND c.shard = $4 AND c.page = $5 AND c.channel = $6
-   AND c.recipient_id = ANY ($7::text[])
+   AND c.recipient_id = ANY (string_to_array($7, E'\x1f'))
 
 -- name: record_all
 -- As `record` for claims that are there; how many it changed. Cheaper than the upsert, which is for what is left.
 UPDATE claims c
    SET state = coalesce(r.state, $16::smallint), attempt = greatest(c.attempt, coalesce(r.attempt, $17::smallint)),
        provider = coalesce(r.provider, $19), provider_message_id = r.provider_message_id, code = coalesce(r.code, $20), recorded_at = now()
-  FROM unnest($7::text[], $8::smallint[], $9::text[], $10::smallint[], $11::smallint[], $12::uuid[], $13::text[], $14::text[], $15::text[])
+  FROM unnest(string_to_array($7, E'\x1f'), $8::smallint[], $9::text[], $10::smallint[], $11::smallint[], $12::uuid[], $13::text[],
+              string_to_array($14, E'\x1f', E'\x1e'), $15::text[])
     AS r (recipient_id, send_no, device, state, attempt, owner, provider, provider_message_id, code)
  WHERE c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3 AND c.shard = $4 AND c.page = $5 AND c.channel = $6
-   AND c.recipient_id = ANY ($7::text[]) AND c.recipient_id = r.recipient_id AND c.send_no = coalesce(r.send_no, 1)
+   AND c.recipient_id = ANY (string_to_array($7, E'\x1f')) AND c.recipient_id = r.recipient_id AND c.send_no = coalesce(r.send_no, 1)
    AND c.device = coalesce(r.device, '') AND c.state <> 4
    AND (coalesce(r.state, $16::smallint) = 4
         OR (coalesce(r.attempt, $17::smallint) = c.attempt AND coalesce(r.owner, $18::uuid) = c.owner AND coalesce(r.state, $16::smallint) > c.state))
@@ -84,7 +85,8 @@ INSERT INTO claims AS c (tenant, frozen_at, campaign_id, shard, page, channel, r
 SELECT $1, $2::timestamptz, $3, $4, $5, $6, r.recipient_id, coalesce(r.send_no, 1), coalesce(r.device, ''), coalesce(r.state, $16::smallint),
        coalesce(r.attempt, $17::smallint), coalesce(r.owner, $18::uuid), coalesce(r.provider, $19), r.provider_message_id,
        coalesce(r.code, $20), now(), now(), now()
-  FROM unnest($7::text[], $8::smallint[], $9::text[], $10::smallint[], $11::smallint[], $12::uuid[], $13::text[], $14::text[], $15::text[])
+  FROM unnest(string_to_array($7, E'\x1f'), $8::smallint[], $9::text[], $10::smallint[], $11::smallint[], $12::uuid[], $13::text[],
+              string_to_array($14, E'\x1f', E'\x1e'), $15::text[])
     AS r (recipient_id, send_no, device, state, attempt, owner, provider, provider_message_id, code)
 ON CONFLICT (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device) DO UPDATE
    SET state = excluded.state, attempt = greatest(c.attempt, excluded.attempt), provider = excluded.provider,

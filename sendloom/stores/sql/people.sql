@@ -45,7 +45,7 @@ WITH
 -- include: asked
 SELECT
 -- include: facts
-  FROM (SELECT $4::text[] AS ids) l
+  FROM (SELECT string_to_array($4, E'\x1f') AS ids) l
 -- include: looks
 
 -- name: members
