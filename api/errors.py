@@ -158,6 +158,9 @@ PROBLEMS: dict[str, ProblemKind] = {
     "too_late": ProblemKind(
         409, "Too late", "It has left, or ended; GET it to see what became of it."
     ),
+    "bad_offset": ProblemKind(
+        422, "Not an offset", "Write how long before, as in a series: 7d, 1d or 1h."
+    ),
     "bad_cron": ProblemKind(422, "Not a schedule", "Write five cron fields."),
     # Addresses
     "bad_recipient_id": ProblemKind(

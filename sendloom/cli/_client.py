@@ -129,11 +129,19 @@ def table(items: "Sequence[BaseModel]", columns: Sequence[str], as_json: bool) -
     from rich.console import Console
     from rich.table import Table
 
-    grid = Table(*(name.replace("_", " ") for name in columns), box=None, header_style="bold")
+    grid = Table(box=None, header_style="bold")
+    for name in columns:
+        # An id that is cut off cannot be copied.
+        grid.add_column(name.replace("_", " "), overflow="fold", no_wrap=name.endswith("id"))
     for item in items:
         values = item.model_dump(mode="json")
         grid.add_row(*("" if (v := values.get(name)) is None else str(v) for name in columns))
-    Console().print(grid)
+    console = Console()
+    console.print(grid, width=None if console.is_terminal else _PIPED)
+
+
+_PIPED = 240
+"""Columns of a table that goes into a pipe or file."""
 
 
 def done(what: str, as_json: bool, **said: Any) -> None:
