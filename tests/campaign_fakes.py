@@ -494,6 +494,12 @@ class CampaignStage:
 @asynccontextmanager
 async def a_stage(dsn: str) -> Any:
     pool = await open_pool(dsn, 8, "test")
+    # A database is shared by a module's tests; making one for each takes longer than most of them.
+    tables = await pool.fetch(
+        "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition"
+        " AND relnamespace = 'public'::regnamespace AND relname NOT LIKE '%migration%'"
+    )
+    await pool.execute(f"TRUNCATE {', '.join(table['relname'] for table in tables)}")
     stage = CampaignStage(pool)
     try:
         yield stage

@@ -28,15 +28,15 @@ _PATIENT = RetryPolicy(
 )
 
 STEP: Budget = {
-    # One or two statements.
-    "start_to_close_timeout": timedelta(seconds=30),
+    # One or two statements, each bounded to 5 s by the store; longer is what a killed worker costs.
+    "start_to_close_timeout": timedelta(seconds=12),
     "retry_policy": _PATIENT,
 }
 
 SWEEP: Budget = {
     # Over every page of a campaign: minutes for 50 million, and it says that it lives.
     "start_to_close_timeout": timedelta(hours=1),
-    "heartbeat_timeout": 6 * HEARTBEAT,
+    "heartbeat_timeout": 2 * HEARTBEAT,
     "retry_policy": _PATIENT,
 }
 

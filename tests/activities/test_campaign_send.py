@@ -35,14 +35,14 @@ from tests.campaign_fakes import (
     address_of,
     until,
 )
-from tests.fakes import START
+from tests.fakes import START, FakeClock
 
 SENT, PENDING, DEFERRED = RecipientState.SENT, RecipientState.PENDING, RecipientState.DEFERRED
 
 
 @pytest_asyncio.fixture
-async def stage(fresh_database: str) -> AsyncIterator[CampaignStage]:
-    async with a_stage(fresh_database) as stage:
+async def stage(database: str) -> AsyncIterator[CampaignStage]:
+    async with a_stage(database) as stage:
         yield stage
 
 
@@ -425,6 +425,27 @@ async def test_no_more_than_the_budget_is_ever_in_doubt_over_all_activities_of_a
     await asyncio.gather(*(stage.send(sending, shard=shard) for shard in range(3)))
     assert 100 < most <= 200
     assert everybody_once(stage, range(1_200))
+
+
+async def test_c49_a_slow_wire_calls_only_what_can_end_within_its_lease(stage: CampaignStage):
+    """Whatever of a chunk comes too late is given back uncalled, and chunks shrink to what the wire bears."""
+    await stage.set_up(60)
+    await stage.launch()
+    await stage.plan()
+    hands = FakeClock()
+
+    async def four_seconds_each(count: int) -> None:
+        hands.advance(timedelta(seconds=4))
+
+    stage.mailer.after_mail = four_seconds_each
+    sending = stage.send_activities(monotonic=hands.monotonic)
+    stretches = 0
+    while not (await stage.send(sending)).done:
+        stretches += 1
+        assert stretches < 60
+    assert everybody_once(stage, range(60))
+    assert await stage.counts() == {SENT: 60}
+    assert await stage.pool.fetchval("SELECT max(attempt) FROM decisions") == 0
 
 
 # --- control --------------------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ EMAIL_LANE = lane_for(Channel.EMAIL, MARKETING)
 
 
 @pytest_asyncio.fixture
-async def stage(fresh_database: str) -> AsyncIterator[CampaignStage]:
-    async with a_stage(fresh_database) as stage:
+async def stage(database: str) -> AsyncIterator[CampaignStage]:
+    async with a_stage(database) as stage:
         # Nothing here waits for anything but the servers, so ours is everybody's time. No hour of it is a quiet one.
         stage.clock.now = lambda: datetime.now(UTC)
         yield stage
