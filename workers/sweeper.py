@@ -6,11 +6,12 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from activities.campaign_row import campaign_row
 from activities.passcodes import HashCode, passcode_row
 from schemas.kinds import Kind
 from sendloom.domain.budgets import IDEMPOTENCY_KEPT, SECRETS_KEPT
 from sendloom.errors import StoreUnavailable
-from sendloom.ports import AcceptedRow, AcceptedStore, PasscodeStore
+from sendloom.ports import AcceptedRow, AcceptedStore, CampaignStore, PasscodeStore
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +42,14 @@ class Sweeper:
         *,
         accepted: AcceptedStore,
         passcodes: PasscodeStore,
+        campaigns: CampaignStore,
         hash_code: HashCode,
         start: Start,
         lock: Lock,
     ) -> None:
         self._accepted = accepted
         self._passcodes = passcodes
+        self._campaigns = campaigns
         self._hash_code = hash_code
         self._start = start
         self._lock = lock
@@ -58,14 +61,22 @@ class Sweeper:
                 if not ours:
                     return
                 for row in await self._accepted.unstarted(LEFT_ALONE, SWEEP_ROWS):
-                    await self._finish(row)
+                    try:
+                        await self._finish(row)
+                    except StoreUnavailable:
+                        raise
+                    except Exception:
+                        # One row that cannot be started must not keep the others waiting.
+                        log.exception("a row cannot be started", extra={"id": str(row.id)})
         except StoreUnavailable as e:
             log.warning("the sweeper waits for its store", extra={"why": str(e)})
 
     async def _finish(self, row: AcceptedRow) -> None:
+        # The accept may have ended before these, too.
         if row.kind is Kind.PASSCODE:
-            # The accept may have ended before this, too.
             await self._passcodes.insert(passcode_row(row, self._hash_code))
+        elif row.kind is Kind.CAMPAIGN:
+            await self._campaigns.insert(campaign_row(row))
         started = await self._start(row)
         await self._accepted.mark_started(row.tenant, row.id)
         log.warning(

@@ -199,6 +199,7 @@ async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
         sweeper = Sweeper(
             accepted=s.accepted,
             passcodes=s.passcodes,
+            campaigns=s.campaigns,
             hash_code=sealer.passcode_hash,
             start=partial(starting.start, client, rpc_timeout=START_SECONDS),
             lock=lock,
