@@ -405,7 +405,10 @@ class PeopleStore(Protocol):
     async def people(
         self, tenant: str, category: str, recipient_ids: Sequence[str], cap_days: bool
     ) -> list[Person]:
-        """One Person per id, in order, in one statement. `category` selects preferences and consents."""
+        """One Person per id, in order, in one statement.
+
+        `category` selects preferences and consents, and its ladder which addresses and devices are looked for.
+        """
         ...
 
 

@@ -175,6 +175,26 @@ async def test_a_payload_is_fixed_with_its_decision_and_sealed_at_rest(
     assert b"abcdefghijkl" not in raw
 
 
+async def test_a_payload_comes_with_its_decision_also_beside_caps_and_over_pages(
+    stores: Stores, world: World
+) -> None:
+    await people(world, "r1")
+    capped, one, two = decision(world), decision(world), decision(world, "r2")
+    await stores.decisions.insert([capped], [delivery(capped)], [use("r1", 5, None)])
+    await stores.decisions.insert([one, two], [delivery(one), delivery(two)])
+    for d in (capped, one, two):
+        assert await stores.decisions.read(d.key) == d
+        assert await stores.decisions.delivery(delivery(d).key) == delivery(d)
+
+
+async def test_a_page_with_a_decision_twice_is_a_mistake(stores: Stores, world: World) -> None:
+    d = decision(world)
+    with pytest.raises(ValueError, match="twice"):
+        await stores.decisions.insert([d, d])
+    with pytest.raises(ValueError, match="two moves"):
+        await stores.decisions.move([move(d, R.SENT), move(d, R.FAILED)])
+
+
 async def test_a_resend_adds_a_payload_and_a_repeat_gets_the_stored_one(
     stores: Stores, world: World
 ) -> None:
