@@ -11,7 +11,7 @@ from fastapi.security import HTTPBearer
 from api.auth import Caller, Scope, authenticate
 from api.compiled import CompiledTemplates
 from api.limits import DEFAULT_PER_SECOND, Limiter
-from api.ports import Audit, Catalog, Limits, Lists, Recipients, Workflows
+from api.ports import Audit, Catalog, Limits, Lists, Recipients, Triggers, Workflows
 from api.timing import within
 from schemas.api import IDEMPOTENCY_HEADER
 from schemas.campaigns import Control
@@ -27,7 +27,9 @@ from sendloom.ports import (
     Ledger,
     PasscodeStore,
     PeopleStore,
+    ScheduleStore,
     Sealer,
+    SeriesStore,
 )
 from sendloom.settings import Settings
 
@@ -51,6 +53,9 @@ class Parts:
     lists: Lists
     limits: Limits
     audit: Audit
+    schedules: ScheduleStore
+    series: SeriesStore
+    triggers: Triggers
     workflows: Workflows
     resolve_due: Callable[[ResolveDue], Awaitable[ResolvedDue]]
     """When a reminder is due: the same rule that its workflow goes by."""

@@ -158,10 +158,25 @@ PROBLEMS: dict[str, ProblemKind] = {
     "too_late": ProblemKind(
         409, "Too late", "It has left, or ended; GET it to see what became of it."
     ),
-    "bad_offset": ProblemKind(
-        422, "Not an offset", "Write how long before, as in a series: 7d, 1d or 1h."
-    ),
     "bad_cron": ProblemKind(422, "Not a schedule", "Write five cron fields."),
+    "too_often": ProblemKind(
+        422, "Too often", "Give a longer interval, or ask your operator for a shorter least one."
+    ),
+    "always_quiet": ProblemKind(
+        422,
+        "Always inside quiet hours",
+        "Choose a time outside the recipient's quiet hours, or a transactional category that keeps none.",
+    ),
+    "cannot_recur": ProblemKind(
+        422, "Security messages do not recur", "Name a transactional or marketing category."
+    ),
+    "schedule_deleted": ProblemKind(409, "Schedule deleted", "Create a new one."),
+    "bad_offset": ProblemKind(
+        422,
+        "Not a duration before the event",
+        "Write it as P7D, P1D, PT1H or P1DT12H, each once.",
+    ),
+    "series_cancelled": ProblemKind(409, "Series cancelled", "Create a new one."),
     # Addresses
     "bad_recipient_id": ProblemKind(
         422, "Not a recipient id", "Use the id your own systems know the person by."

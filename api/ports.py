@@ -12,7 +12,7 @@ from schemas.campaigns import ControlSignal, DueInput
 from schemas.kinds import Channel
 from schemas.notifications import CheckResult, Due
 from sendloom.domain.list_lines import ListRow
-from sendloom.ports import AcceptedRow, CatalogStore, Category, ListVersion
+from sendloom.ports import AcceptedRow, CatalogStore, Category, ListVersion, ScheduleRow
 from sendloom.rows import (
     AuditEntry,
     ChunkRecord,
@@ -25,6 +25,7 @@ from sendloom.rows import (
     StoredKey,
     Suppression,
     TemplateVersion,
+    Trigger,
 )
 
 # --- running workflows ----------------------------------------------------------------------------------------------
@@ -100,6 +101,10 @@ class Workflows(Protocol):
 
     async def work_due(self, due: DueInput) -> None:
         """Rows were put into a bucket: the due loop looks at once, and is started again when it had ended."""
+        ...
+
+    async def apply_schedule(self, row: ScheduleRow) -> None:
+        """Make Temporal's schedule agree with the row: create, change, pause or delete it."""
         ...
 
 
@@ -241,3 +246,15 @@ class Audit(Protocol):
     async def recent(
         self, tenant: str, limit: int, before: int | None = None, target: str | None = None
     ) -> list[tuple[int, AuditEntry]]: ...
+
+
+class Triggers(Protocol):
+    """The trigger log (REM-6)."""
+
+    async def between(
+        self, tenant: str, first: datetime, last: datetime, limit: int = ...
+    ) -> list[Trigger]: ...
+
+    async def of_trigger(
+        self, tenant: str, trigger_id: UUID, limit: int = ..., before: datetime | None = None
+    ) -> list[Trigger]: ...

@@ -54,7 +54,7 @@ async def create(
 ) -> ReminderAccepted:
     """Accepted; the answer says when it is due, and whether a change of clocks moved that."""
     ask = Ask(caller, Kind.REMINDER, key, await request.body(), accept.now())
-    row, replayed = await within(_take_on(parts, ask, body))
+    row, replayed = await within(take_on(parts, ask, body))
     if replayed:
         response.headers[REPLAY_HEADER] = "true"
     assert row.due_at is not None
@@ -63,7 +63,7 @@ async def create(
     )
 
 
-async def _take_on(parts: Parts, ask: Ask, body: ReminderRequest) -> tuple[AcceptedRow, bool]:
+async def take_on(parts: Parts, ask: Ask, body: ReminderRequest) -> tuple[AcceptedRow, bool]:
     caller = ask.caller
 
     async def read() -> Found:
@@ -145,10 +145,10 @@ async def show(id: UUID, caller: Reader, parts: PartsDep) -> ReminderStatus:
 
 
 async def _show(parts: Parts, caller: Caller, id: UUID) -> ReminderStatus:
-    return await _status(parts, await find_row(parts, caller, Kind.REMINDER, id))
+    return await reminder_status(parts, await find_row(parts, caller, Kind.REMINDER, id))
 
 
-async def _status(parts: Parts, row: AcceptedRow) -> ReminderStatus:
+async def reminder_status(parts: Parts, row: AcceptedRow) -> ReminderStatus:
     child = await parts.accepted.get(row.tenant, child_id(row.id, FIRE))
     notification = await message_status(parts, child) if child is not None else None
     outcome = row.outcome or {}
@@ -194,7 +194,7 @@ async def cancel_many(
     async def one(row: AcceptedRow) -> bool:
         async with room:
             try:
-                await _cancel(parts, caller, row, body.reason)
+                await cancel_row(parts, caller, row, body.reason)
             except Refusal as e:
                 if e.code != "too_late":
                     raise
@@ -215,7 +215,7 @@ async def cancel(id: UUID, body: CancelBody, caller: Sender, parts: PartsDep) ->
     """Take it back. Refused as `too_late` once it is being sent."""
     row = await find_row(parts, caller, Kind.REMINDER, id)
     if not _is_cancelled(row):
-        await _cancel(parts, caller, row, body.reason)
+        await cancel_row(parts, caller, row, body.reason)
     return await _show(parts, caller, id)
 
 
@@ -223,7 +223,7 @@ def _is_cancelled(row: AcceptedRow) -> bool:
     return row.closed_at is not None and (row.outcome or {}).get("kind") == CANCELLED
 
 
-async def _cancel(parts: Parts, caller: Caller, row: AcceptedRow, reason: str) -> None:
+async def cancel_row(parts: Parts, caller: Caller, row: AcceptedRow, reason: str) -> None:
     """The workflow decides whether it is too late; then our own row says so too, and is asked last before a send."""
     if row.closed_at is not None:
         raise _too_late("it has ended")
@@ -251,7 +251,7 @@ async def reschedule(
     """Move it. Refused as `too_late` once it is being sent, as `due_past` for a moment that has passed."""
     row = await find_row(parts, caller, Kind.REMINDER, id)
     due = due_of(body.due)
-    await _ask(parts, row, lambda: parts.workflows.reschedule_reminder(id, due))
+    await ask_workflow(parts, row, lambda: parts.workflows.reschedule_reminder(id, due))
     return await _show(parts, caller, id)
 
 
@@ -259,11 +259,13 @@ async def reschedule(
 async def send_now(id: UUID, caller: Sender, parts: PartsDep) -> ReminderStatus:
     """Do not wait. Refused as `too_late` once it is being sent."""
     row = await find_row(parts, caller, Kind.REMINDER, id)
-    await _ask(parts, row, lambda: parts.workflows.send_reminder_now(id, caller.actor))
+    await ask_workflow(parts, row, lambda: parts.workflows.send_reminder_now(id, caller.actor))
     return await _show(parts, caller, id)
 
 
-async def _ask(parts: Parts, row: AcceptedRow, update: Callable[[], Awaitable[None]]) -> None:
+async def ask_workflow(
+    parts: Parts, row: AcceptedRow, update: Callable[[], Awaitable[None]]
+) -> None:
     """An update of the workflow, which is started first if a crash kept it from that."""
     if row.closed_at is not None:
         raise _too_late("it has ended")

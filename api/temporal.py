@@ -34,8 +34,8 @@ from schemas.notifications import (
 from sendloom.domain import ids
 from sendloom.domain.lanes import flow_queue
 from sendloom.errors import Refusal
-from sendloom.ports import AcceptedRow
-from workflows import starting
+from sendloom.ports import AcceptedRow, ScheduleRow
+from workflows import scheduling, starting
 
 T = TypeVar("T")
 
@@ -123,6 +123,12 @@ class TemporalWorkflows:
                 start_signal_args=[LookAgain()],
                 rpc_timeout=self._start_within,
             )
+        )
+
+    async def apply_schedule(self, row: ScheduleRow) -> None:
+        await _answering(
+            scheduling.apply(self._client, row, rpc_timeout=self._start_within),
+            2 * self._start_within.total_seconds(),
         )
 
     async def _update(self, workflow_id: str, name: str, request: Any, result: type[T]) -> T:

@@ -21,7 +21,7 @@ from sendloom.platform.sealing import RingSealer
 from sendloom.platform.temporal import connect
 from sendloom.settings import Settings
 from sendloom.stores.accepted import PostgresAccepted
-from sendloom.stores.audit import PostgresAudit
+from sendloom.stores.audit import PostgresAudit, PostgresTriggers
 from sendloom.stores.campaigns import PostgresCampaigns
 from sendloom.stores.catalog import PostgresCatalog
 from sendloom.stores.control_mirror import ControlMirror
@@ -36,6 +36,7 @@ from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import Pool, open_pool
 from sendloom.stores.recipients import PostgresRecipients
 from sendloom.stores.redis_client import DOWN, Redis
+from sendloom.stores.schedules import PostgresSchedules, PostgresSeries
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,9 @@ async def parts(
             lists=PostgresLists(uploads, sealer),
             limits=PostgresLimits(pool),
             audit=PostgresAudit(pool),
+            schedules=PostgresSchedules(pool, sealer),
+            series=PostgresSeries(pool, sealer),
+            triggers=PostgresTriggers(pool),
             workflows=workflows,
             resolve_due=reminding.resolve,
             publish_control=mirror.publish,

@@ -21,6 +21,7 @@ from schemas.kinds import (
     UnknownPolicy,
 )
 from schemas.notifications import ChannelView
+from schemas.schedules import CatchUpRule, Overlap, ScheduleKind, ScheduleState, TriggerStatus
 from schemas.wire import Wire
 
 ID = r"^[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}$"
@@ -328,6 +329,157 @@ class CampaignRecipient(Wire):
 
 class Replayed(Wire):
     count: int
+
+
+# --- what recurs ----------------------------------------------------------------------------------------------------
+
+
+class NotificationRun(Request):
+    """Each run tells one recipient one fact; the template's version is the current one of that moment."""
+
+    recipient_id: RecipientId
+    template_id: TemplateName
+    variables: Variables = {}
+    ttl_seconds: int | None = None
+    correlation_id: CorrelationId | None = None
+
+
+class CampaignRun(Request):
+    """Each run is a campaign to the list as it is at that moment."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=180)]
+    template_id: TemplateName
+    list_id: ListName
+    variables: Variables = {}
+    window: Annotated[str, StringConstraints(max_length=32)] | None = None
+    rate_per_second: float | None = Field(None, gt=0, le=1_000_000)
+
+
+class ScheduleRequest(Request):
+    """Do something again and again: `cron` in `zone`, or `every_seconds`; a `notification` or a `campaign`."""
+
+    name: Annotated[str, StringConstraints(max_length=200)] = ""
+    category: CategoryName
+    cron: Annotated[str, StringConstraints(max_length=200)] | None = None
+    every_seconds: int | None = Field(None, gt=0, le=31_536_000)
+    zone: str | None = None
+    """An IANA name; the tenant's when not given."""
+    notification: NotificationRun | None = None
+    campaign: CampaignRun | None = None
+    overlap: Overlap = Overlap.SKIP
+    """What happens to a run whose predecessor has not ended. `catch_up: all` usually wants `allow`."""
+    catch_up: CatchUpRule = CatchUpRule.LATEST
+    """What is made up after an outage: every missed run, one for the whole gap, or none."""
+    catch_up_window_seconds: int = Field(86_400, ge=0, le=31_536_000)
+    """A run missed by more than this is not made up."""
+    catch_up_max: int = Field(10, ge=1, le=1000)
+    """Of `all`, at most these, the newest."""
+    jitter_seconds: int = Field(0, ge=0, le=3600)
+    """Each run starts up to this much later, so that not everything starts on the hour."""
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> "ScheduleRequest":
+        if (self.cron is None) == (self.every_seconds is None):
+            raise ValueError("give exactly one of cron and every_seconds")
+        if (self.notification is None) == (self.campaign is None):
+            raise ValueError("give exactly one of notification and campaign")
+        return self
+
+
+class ScheduleStatus(Wire):
+    id: UUID
+    mode: Mode
+    kind: ScheduleKind
+    name: str
+    category: str
+    state: ScheduleState
+    cron: str | None = None
+    every_seconds: int | None = None
+    zone: str
+    template_id: str
+    recipient_id: str | None = None
+    list_id: str | None = None
+    overlap: Overlap
+    catch_up: CatchUpRule
+    catch_up_window_seconds: int
+    catch_up_max: int
+    jitter_seconds: int
+    next_at: datetime | None = None
+    """None while it is paused, or once it is deleted."""
+    created_at: datetime
+    created_by: str
+    warnings: list[str] = []
+
+
+class TriggerAnswer(Wire):
+    """One line of the trigger log. A `missed` one may stand for many runs in a row."""
+
+    schedule_id: UUID
+    kind: ScheduleKind
+    scheduled_for: datetime
+    status: TriggerStatus
+    by: str
+    fired_at: datetime | None = None
+    id: UUID | None = None
+    """Of the notification or campaign that it fired."""
+    status_url: str | None = None
+    missed: int = 0
+    missed_until: datetime | None = None
+    reason: str = ""
+
+
+class OffsetBody(Request):
+    """How long before the event, as an ISO 8601 duration: `P7D`, `P1D`, `PT1H`."""
+
+    before: Annotated[str, StringConstraints(max_length=32)]
+    template_id: TemplateName | None = None
+    """The series' own when not given."""
+
+
+class SeriesRequest(Request):
+    """Some reminders before one event. What is past when it is planned is left out."""
+
+    recipient_id: RecipientId
+    category: CategoryName
+    template_id: TemplateName
+    event: DueBody
+    offsets: list[OffsetBody | Annotated[str, StringConstraints(max_length=32)]] = Field(
+        min_length=1, max_length=12
+    )
+    variables: Variables = {}
+    lateness: LatenessPolicy = LatenessPolicy.SEND
+    """What one does when its moment passes while everything is down."""
+    grace_seconds: int = Field(3600, ge=0)
+    ttl_seconds: int | None = None
+    correlation_id: CorrelationId | None = None
+
+
+class SeriesMove(Request):
+    """The event has moved: the open reminders move with it, what is past then is taken back, what was sent stays."""
+
+    event: DueBody
+
+
+class SeriesMemberStatus(Wire):
+    before: str
+    template_id: str
+    state: str
+    """scheduled, firing, left_out, or how it ended."""
+    due_at: datetime
+    id: UUID | None = None
+    """Of the reminder, once there is one."""
+
+
+class SeriesStatus(Wire):
+    id: UUID
+    mode: Mode
+    state: Literal["active", "cancelled"]
+    recipient_id: str
+    category: str
+    correlation_id: str
+    event_at: datetime
+    created_at: datetime
+    members: list[SeriesMemberStatus]
 
 
 # --- lists ----------------------------------------------------------------------------------------------------------

@@ -104,5 +104,3 @@ class SeriesContent(Wire):
     grace_seconds: int = 3600
     ttl_seconds: int | None = None
     members: list[SeriesMember]
-    retired: list[str] = []
-    """Offsets it once had: their reminders, if still open, are taken back."""

@@ -6,7 +6,7 @@ from api.errors import TemporalUnavailable
 from api.ports import Gone, TooLate
 from schemas.campaigns import ControlSignal, DueInput
 from schemas.notifications import CheckResult, Due
-from sendloom.ports import AcceptedRow
+from sendloom.ports import AcceptedRow, ScheduleRow
 
 
 class FakeWorkflows:
@@ -23,6 +23,7 @@ class FakeWorkflows:
         self.rescheduled: list[tuple[UUID, Due]] = []
         self.cancelled: list[UUID] = []
         self.due: list[DueInput] = []
+        self.schedules: list[ScheduleRow] = []
         self.ended: set[UUID] = set()
         self.firing: set[UUID] = set()
         self.away = False
@@ -74,6 +75,10 @@ class FakeWorkflows:
     async def work_due(self, due: DueInput) -> None:
         self._reach()
         self.due.append(due)
+
+    async def apply_schedule(self, row: ScheduleRow) -> None:
+        self._reach()
+        self.schedules.append(row)
 
     def _reach(self) -> None:
         if self.away:
