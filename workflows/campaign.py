@@ -100,6 +100,7 @@ class CampaignWorkflow:
         )
         if launch.control is not None:
             self._heard(launch.control)
+        self._forget_senseless()
         if launch.closed is not None or launch.refused is not None or launch.frozen is None:
             self._phase = launch.closed or CampaignPhase.FAILED
             self._reason = launch.refused.code if launch.refused else ""
@@ -208,11 +209,13 @@ class CampaignWorkflow:
         now = wish.state or being_written.state or self._control.state
         if now is ControlState.CANCELLED or self._phase in _FINAL:
             return
+        # Until the row has been read nobody knows what makes sense, and a resume dropped for it would be lost.
+        unread = self._frozen is None
         if state is None:
             rate = signal.rate_per_second
             if rate is None or not 0 < rate < float("inf"):
                 return
-            if rate == (
+            if not unread and rate == (
                 wish.rate_per_second
                 or being_written.rate_per_second
                 or self._control.rate_per_second
@@ -220,10 +223,19 @@ class CampaignWorkflow:
                 return
             change: dict[str, object] = {"rate_per_second": rate}
         else:
-            if state is now:
+            if state is now and not unread:
                 return
             change = {"state": state, "reason": signal.reason}
         self._wish = wish.model_copy(update={**change, "by": signal.by or "temporal"})
+
+    def _forget_senseless(self) -> None:
+        """The row has been read: a wish for what it says already is none."""
+        if self._wish is None:
+            return
+        same_state = self._wish.state in (None, self._control.state)
+        same_rate = self._wish.rate_per_second in (None, self._control.rate_per_second)
+        if same_state and same_rate:
+            self._wish = None
 
     def _heard(self, control: Control) -> None:
         """The row as somebody read or wrote it."""

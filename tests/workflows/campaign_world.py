@@ -76,6 +76,7 @@ class CampaignWorld:
         self.waiting: list[tuple[datetime, Channel]] = []
         self.sent_due: list[tuple[datetime, bool]] = []
         self.cancelled_rest = 0
+        self.due_looks = 0
         self.settles: list[datetime] = []
         self.settle_says: list[SettleResult] = []
         self.phases: list[tuple[CampaignPhase, str]] = []
@@ -87,6 +88,7 @@ class CampaignWorld:
         self.at_gate: dict[Place, asyncio.Event] = {}
         self.faults: dict[Place, str] = {}
         self.rate: float | None = None
+        self.before_freeze: asyncio.Event | None = None
 
     # --- what a test does ---------------------------------------------------------------------------------------------
 
@@ -121,6 +123,8 @@ class CampaignWorld:
 
     @activity.defn(name="campaign.freeze")
     async def freeze(self, ref: CampaignRef) -> FreezeResult:
+        if self.before_freeze is not None:
+            await self.before_freeze.wait()
         if self.closed is not None:
             return FreezeResult(closed=self.closed)
         if self.refused is not None:
@@ -229,6 +233,7 @@ class CampaignWorld:
 
     @activity.defn(name="campaign.due")
     async def due(self, ref: CampaignRef) -> DueView:
+        self.due_looks += 1
         return DueView(
             earliest=min((at for at, _ in self.waiting), default=None), waiting=len(self.waiting)
         )

@@ -197,6 +197,20 @@ async def test_a_pause_from_temporals_own_ui_writes_the_row(temporal_client: Cli
     assert world.everybody_once
 
 
+async def test_a_signal_that_comes_before_the_row_was_read_is_not_lost(temporal_client: Client):
+    """A run that has just continued as new does not know yet that it is paused."""
+    world = CampaignWorld(shards=1)
+    world.write_control(ControlState.PAUSED)
+    world.before_freeze = asyncio.Event()
+    async with serving(temporal_client, world):
+        handle = await world.start(temporal_client)
+        await handle.signal("resume")
+        world.before_freeze.set()
+        await asyncio.wait_for(handle.result(), 30)
+        assert world.writes == 1
+    assert world.everybody_once
+
+
 async def test_c75_a_flood_of_signals_loses_none_and_keeps_the_history_bounded(
     temporal_client: Client,
 ):
@@ -355,6 +369,8 @@ async def test_every_five_minutes_who_is_missing_is_handed_to_the_due_loop_at_ha
     async with serving(temporal_client, world):
         handle = await world.start(temporal_client)
         await world.at_gate[gate].wait()
+        # By itself it looks again after a minute.
+        await eventually(lambda: world.due_looks == 1)
         world.waiting = [(await world.now(), Channel.EMAIL)]
         world.settle_says = [SettleResult(open_rows=1, rebucketed=1)]
         # On demand; the clock asks for the same.
