@@ -462,18 +462,23 @@ async def test_paused_in_mid_flight_the_rest_goes_on_after_the_resume_without_wa
     await stage.launch()
     await stage.plan()
 
+    heard_at = 0
+
     async def pause(count: int) -> None:
+        nonlocal heard_at
         if count == 130:
             await control(stage, ControlState.PAUSED)
             await until(
                 lambda: stage.watch.look(TENANT, stage.campaign_id).state is ControlState.PAUSED
             )
+            heard_at = len(stage.mailer.mails)
 
     stage.mailer.after_mail = pause
     result = await stage.send()
     assert (result.done, result.control) == (False, ControlState.PAUSED)
     sent = sum(stage.mailer.took.values())
-    assert 130 <= sent <= 330
+    # From the moment it is heard nothing more is called, also of what was claimed.
+    assert 130 <= sent == heard_at < 500
     assert await stage.states() == {"sent": sent, "pending": 500 - sent}
     assert (await stage.claims()).get("claimed", 0) == 0
     stage.mailer.after_mail = None
