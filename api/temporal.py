@@ -12,13 +12,12 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from api.errors import TemporalUnavailable
 from api.ports import Gone, TooLate
-from schemas.campaigns import ControlSignal, DueInput, LookAgain
+from schemas.campaigns import ControlSignal, DueInput
 from schemas.notifications import (
     CancelRequest,
     CheckRequest,
@@ -32,7 +31,6 @@ from schemas.notifications import (
     SendNowRequest,
 )
 from sendloom.domain import ids
-from sendloom.domain.lanes import flow_queue
 from sendloom.errors import Refusal
 from sendloom.ports import AcceptedRow, ScheduleRow
 from workflows import scheduling, starting
@@ -112,18 +110,7 @@ class TemporalWorkflows:
             return
 
     async def work_due(self, due: DueInput) -> None:
-        await _answering(
-            self._client.start_workflow(
-                "Due",
-                due,
-                id=ids.due_workflow_id(due.campaign_id),
-                task_queue=flow_queue(due.message_class),
-                id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-                start_signal="look_again",
-                start_signal_args=[LookAgain()],
-                rpc_timeout=self._start_within,
-            )
-        )
+        await _answering(starting.work_due(self._client, due, rpc_timeout=self._start_within))
 
     async def apply_schedule(self, row: ScheduleRow) -> None:
         await _answering(

@@ -48,6 +48,7 @@ from sendloom.stores.tokens import RedisTokens
 from workers.fleet import Activities
 from workers.locks import advisory_lock
 from workers.nudging import NUDGE_EVERY, Nudger
+from workers.rebuild import Rebuild
 from workers.serve import Background, every
 from workers.sweeper import PURGE_EVERY, SWEEP_EVERY, Purger, Sweeper
 from workflows import scheduling, starting
@@ -64,6 +65,7 @@ KEPT_S = 20.0
 FLOW_POOL = 8
 """Planning and closing: some milliseconds each, a hundred at once at most."""
 OPS_POOL = 6
+REBUILD_POOL = 8
 
 START_SECONDS = timedelta(seconds=5)
 
@@ -219,6 +221,26 @@ async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
                 partial(every, NUDGE_EVERY, nudger.nudge, "nudge"),
             ],
             activities=[triggering.fire],
+        )
+
+
+@asynccontextmanager
+async def rebuild(settings: Settings, client: Client) -> AsyncIterator[Rebuild]:
+    """For an operator: everything open, started again."""
+    sealer = _sealer(settings)
+    async with _pool(settings, REBUILD_POOL, "rebuild") as pool:
+        s = stores(pool, sealer)
+        yield Rebuild(
+            accepted=s.accepted,
+            passcodes=s.passcodes,
+            campaigns=s.campaigns,
+            catalog=s.catalog,
+            schedules=s.schedules,
+            hash_code=sealer.passcode_hash,
+            start=partial(starting.start, client, again=True, rpc_timeout=START_SECONDS),
+            apply=partial(scheduling.apply, client, rpc_timeout=START_SECONDS),
+            fire=triggers(s, client).fire,
+            work_due=partial(starting.work_due, client, rpc_timeout=START_SECONDS),
         )
 
 

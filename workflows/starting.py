@@ -14,7 +14,7 @@ from temporalio.common import (
 )
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
-from schemas.campaigns import CampaignInput
+from schemas.campaigns import CampaignInput, DueInput, LookAgain
 from schemas.kinds import Kind
 from schemas.notifications import Due, NotificationInput, PasscodeInput, ReminderInput
 from schemas.wire import Wire
@@ -84,6 +84,20 @@ async def start(
     except WorkflowAlreadyStartedError:
         return False
     return True
+
+
+async def work_due(client: Client, due: DueInput, *, rpc_timeout: timedelta | None = None) -> None:
+    """Rows were put into a bucket: the due loop looks at once, and is started again when it had ended."""
+    await client.start_workflow(
+        "Due",
+        due,
+        id=ids.due_workflow_id(due.campaign_id),
+        task_queue=flow_queue(due.message_class),
+        id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+        start_signal="look_again",
+        start_signal_args=[LookAgain()],
+        rpc_timeout=rpc_timeout,
+    )
 
 
 def attributes_of(row: AcceptedRow) -> TypedSearchAttributes:

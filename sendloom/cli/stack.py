@@ -149,6 +149,25 @@ def setup() -> None:
     _leave(0)
 
 
+@temporal_app.command()
+def rebuild(json_: Json = False) -> None:
+    """After the loss of Temporal's data: start everything that was promised again, from our own tables. Safe to repeat.
+
+    Exits with 1 when something could not be started; running it again does that.
+    """
+    from sendloom.settings import load_settings
+
+    with _configuration_errors():
+        settings_ = load_settings()
+        counts = asyncio.run(_rebuild(settings_))
+    if json_:
+        typer.echo(json.dumps(counts))
+    else:
+        for name, count in sorted(counts.items()):
+            typer.echo(f"{name:<14} {count}")
+    _leave(1 if counts.get("failed") else 0)
+
+
 def api() -> None:
     """Serve the HTTP API."""
     from sendloom.platform import logging, process
@@ -286,6 +305,20 @@ def _start_in_background(home: Path) -> None:
         process.send_signal(signal.SIGTERM)
         process.wait(_DOWN_SECONDS)
     raise ConfigurationError(f"the stack did not become ready:\n{tail(file)}")
+
+
+async def _rebuild(settings_: Any) -> dict[str, int]:
+    from sendloom.platform.temporal import connect
+    from sendloom.platform.temporal_setup import set_up
+    from sendloom.stores.migrations.runner import check_schema
+    from workers import wiring
+
+    await check_schema(settings_.postgres_dsn)
+    schedules = _REPOSITORY / "temporal-config" / "schedules.yaml"
+    await set_up(settings_, schedules if schedules.exists() else None)
+    async with wiring.rebuild(settings_, await connect(settings_)) as rebuilding:
+        rebuilt = await rebuilding.run()
+    return dict(rebuilt.counts)
 
 
 async def _serve_api(host: str, port: int) -> None:

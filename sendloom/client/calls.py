@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 from uuid import UUID
@@ -177,6 +178,80 @@ def cancel_reminders(correlation_id: str, reason: str = "cancelled") -> Call[api
         api.CancelBody(reason=reason),
         correlation_id=correlation_id,
     )
+
+
+# --- what recurs ----------------------------------------------------------------------------------------------------
+
+
+def create_schedule(request: api.ScheduleRequest, *, key: str) -> Call[api.ScheduleStatus]:
+    return _send("POST", _path("schedules"), _reads(api.ScheduleStatus), request, key=key)
+
+
+def schedule(id: UUID) -> Call[api.ScheduleStatus]:
+    return _get(_path("schedules", id), api.ScheduleStatus)
+
+
+def schedules(limit: int = 100, after: UUID | None = None) -> Call[Page[api.ScheduleStatus]]:
+    return _get(_path("schedules"), Page[api.ScheduleStatus], limit=limit, after=after)
+
+
+def change_schedule(id: UUID, request: api.ScheduleRequest) -> Call[api.ScheduleStatus]:
+    """Replace what it does and when, from now on."""
+    return _send("PUT", _path("schedules", id), _reads(api.ScheduleStatus), request)
+
+
+def delete_schedule(id: UUID) -> Call[api.ScheduleStatus]:
+    return _send("DELETE", _path("schedules", id), _reads(api.ScheduleStatus))
+
+
+def pause_schedule(id: UUID) -> Call[api.ScheduleStatus]:
+    return _send("POST", _path("schedules", id, "pause"), _reads(api.ScheduleStatus))
+
+
+def resume_schedule(id: UUID) -> Call[api.ScheduleStatus]:
+    return _send("POST", _path("schedules", id, "resume"), _reads(api.ScheduleStatus))
+
+
+def schedule_triggers(
+    id: UUID, limit: int = 100, before: str | None = None
+) -> Call[Page[api.TriggerAnswer]]:
+    """What one has fired, newest first; `before` is `next` of the page before."""
+    return _get(
+        _path("schedules", id, "triggers"), Page[api.TriggerAnswer], limit=limit, before=before
+    )
+
+
+def triggers(since: datetime, until: datetime, limit: int = 1000) -> Call[Page[api.TriggerAnswer]]:
+    """What should have been fired in a stretch of time, and what became of it."""
+    return _get(
+        _path("triggers"),
+        Page[api.TriggerAnswer],
+        since=since.isoformat(),
+        until=until.isoformat(),
+        limit=limit,
+    )
+
+
+def create_series(request: api.SeriesRequest, *, key: str) -> Call[api.SeriesStatus]:
+    return _send("POST", _path("reminder-series"), _reads(api.SeriesStatus), request, key=key)
+
+
+def series(id: UUID) -> Call[api.SeriesStatus]:
+    return _get(_path("reminder-series", id), api.SeriesStatus)
+
+
+def move_series(id: UUID, event: api.DueBody) -> Call[api.SeriesStatus]:
+    """The event has moved: the open reminders move with it."""
+    return _send(
+        "PUT",
+        _path("reminder-series", id),
+        _reads(api.SeriesStatus),
+        api.SeriesMove(event=event),
+    )
+
+
+def cancel_series(id: UUID) -> Call[api.SeriesStatus]:
+    return _send("DELETE", _path("reminder-series", id), _reads(api.SeriesStatus))
 
 
 # --- campaigns and lists --------------------------------------------------------------------------------------------

@@ -99,6 +99,10 @@ class PostgresCampaigns(PostgresPeople):
         at = after or ("", UUID(int=0))
         return [_campaign(row) for row in await self._fetch(SQL["open_campaigns"], *at, limit)]
 
+    async def waiting_after_close(self, limit: int) -> list[CampaignRow]:
+        """Campaigns that have ended, with rows in a due bucket, over all tenants; for rebuild."""
+        return [_campaign(row) for row in await self._fetch(SQL["waiting_after_close"], limit)]
+
     async def freeze(self, tenant: str, campaign_id: UUID, frozen_at: datetime) -> Frozen:
         async with self._transaction() as connection:
             row = await connection.fetchrow(SQL["lock"], tenant, campaign_id, timeout=STATEMENT)

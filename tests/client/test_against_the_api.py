@@ -27,6 +27,11 @@ from tests.api.conftest import new_account as new_account
 from tests.api.conftest import parts as parts
 
 
+def recurring() -> wire.ScheduleRequest:
+    run = wire.NotificationRun(recipient_id="r", template_id="t")
+    return wire.ScheduleRequest(category="c", cron="0 9 * * *", notification=run)
+
+
 def every_call() -> list[calls.Call[Any]]:
     id, due = uuid4(), wire.DueBody(at=datetime(2035, 1, 1, tzinfo=UTC))
     message = wire.NotificationRequest(recipient_id="r", category="c", template_id="t")
@@ -51,6 +56,24 @@ def every_call() -> list[calls.Call[Any]]:
         calls.send_reminder_now(id),
         calls.cancel_reminder(id),
         calls.cancel_reminders("c"),
+        calls.create_schedule(recurring(), key="k"),
+        calls.schedule(id),
+        calls.schedules(after=id),
+        calls.change_schedule(id, recurring()),
+        calls.delete_schedule(id),
+        calls.pause_schedule(id),
+        calls.resume_schedule(id),
+        calls.schedule_triggers(id),
+        calls.triggers(datetime(2035, 1, 1, tzinfo=UTC), datetime(2035, 1, 2, tzinfo=UTC)),
+        calls.create_series(
+            wire.SeriesRequest(
+                recipient_id="r", category="c", template_id="t", event=due, offsets=["P1D"]
+            ),
+            key="k",
+        ),
+        calls.series(id),
+        calls.move_series(id, due),
+        calls.cancel_series(id),
         calls.create_campaign(
             wire.CampaignRequest(name="n", category="c", template_id="t", list_id="l"), key="k"
         ),

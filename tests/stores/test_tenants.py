@@ -379,6 +379,7 @@ OVER_ALL_TENANTS = {
     "PostgresAccepted.open_rows",
     "PostgresAccepted.purge",
     "PostgresCampaigns.open_campaigns",
+    "PostgresCampaigns.waiting_after_close",
     "PostgresCampaigns.controls_changed_since",
     "PostgresCatalog.tenants",
     "PostgresLists.reap",

@@ -28,6 +28,16 @@ SELECT
 -- include: columns
   FROM campaigns c WHERE c.closed_at IS NULL AND (c.tenant, c.campaign_id) > ($1, $2) ORDER BY c.tenant, c.campaign_id LIMIT $3
 
+-- name: waiting_after_close
+-- Somebody replays them. Older ones have no claims left to be told apart by.
+SELECT
+-- include: columns
+  FROM campaigns c
+ WHERE c.closed_at > now() - interval '30 days'
+   AND EXISTS (SELECT FROM decisions d WHERE d.tenant = c.tenant AND d.frozen_at = c.frozen_at AND d.campaign_id = c.campaign_id
+                  AND d.due_at IS NOT NULL)
+ ORDER BY c.closed_at LIMIT $1
+
 -- name: lock
 SELECT
 -- include: columns

@@ -1,0 +1,330 @@
+"""Firing what a schedule owes, over the real tables: once, by the rule, whoever wakes us and however often (REM-5)."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+
+from activities.triggers import TriggerActivities
+from schemas.campaigns import CampaignInput
+from schemas.content import CampaignContent, Content
+from schemas.kinds import CampaignPhase, Channel, Kind, MessageClass
+from schemas.notifications import NotificationInput
+from schemas.schedules import (
+    CatchUpRule,
+    FireTrigger,
+    Overlap,
+    RecurringContent,
+    ScheduleKind,
+    ScheduleState,
+    TriggerResult,
+)
+from sendloom.domain.ids import fire_id
+from sendloom.errors import StoreUnavailable
+from sendloom.ports import AcceptedRow, ScheduleRow
+from sendloom.rows import PartWrite, RecipientWrite, Trigger
+from tests.fakes import FakeClock
+from tests.stores.conftest import NOW, Stores, World, a_schedule, a_tenant
+from tests.stores.conftest import pool as pool
+from tests.stores.conftest import sealer as sealer
+from tests.stores.conftest import stores as stores
+from tests.stores.conftest import world as world
+from workers.nudging import Nudger
+
+HOUR = timedelta(hours=1)
+NINE = NOW.replace(minute=0, second=0) + 2 * HOUR
+
+
+class Starts:
+    """Temporal as the activity sees it: remembers what runs, and can be away."""
+
+    def __init__(self) -> None:
+        self.rows: list[AcceptedRow] = []
+        self.away = False
+
+    async def __call__(self, row: AcceptedRow) -> bool:
+        if self.away:
+            raise ConnectionError("Temporal is away")
+        self.rows.append(row)
+        return True
+
+    @property
+    def times(self) -> Counter[Any]:
+        return Counter(row.id for row in self.rows)
+
+
+@dataclass
+class Case:
+    """One schedule that was handled until nine o'clock, and the means to fire it."""
+
+    world: World
+    row: ScheduleRow
+    clock: FakeClock = field(default_factory=lambda: FakeClock(NINE))
+    starts: Starts = field(default_factory=Starts)
+
+    @property
+    def stores(self) -> Stores:
+        return self.world.stores
+
+    @property
+    def activities(self) -> TriggerActivities:
+        s = self.stores
+        return TriggerActivities(
+            schedules=s.schedules,
+            accepted=s.accepted,
+            campaigns=s.campaigns,
+            catalog=s.catalog,
+            people=s.people,
+            start=self.starts,
+            now=self.clock.now,
+        )
+
+    async def wake(self, at: datetime, woken_for: datetime | None = None) -> TriggerResult:
+        self.clock.at = at
+        request = FireTrigger(tenant=self.row.tenant, schedule_id=self.row.id, woken_for=woken_for)
+        return await self.activities.fire(request)
+
+    async def log(self) -> list[Trigger]:
+        return (await self.stores.triggers.of_trigger(self.row.tenant, self.row.id))[::-1]
+
+    async def change(self, **changes: Any) -> None:
+        current = await self.stores.schedules.get(self.row.tenant, self.row.id)
+        assert current is not None
+        changed = await self.stores.schedules.replace(replace(current, **changes), current.version)
+        assert changed is not None
+        self.row = changed
+
+    async def end_all(self) -> None:
+        for row in self.starts.rows:
+            await self.stores.accepted.close(row.tenant, row.id, {"kind": "accepted"})
+
+
+@pytest_asyncio.fixture
+async def case(stores: Stores) -> Case:
+    world = await stores.world(
+        category="orders.shipped", message_class=MessageClass.TRANSACTIONAL, quiet_hours=False
+    )
+    await stores.catalog.add_template_version(
+        world.tenant, "t", {}, "en", [PartWrite(Channel.EMAIL, "en", "x", "x")]
+    )
+    await stores.catalog.publish(world.tenant, "t", 1)
+    await stores.recipients.upsert(world.tenant, [RecipientWrite("r1", "de", "Europe/Berlin")])
+    made = Case(
+        world, a_schedule(world.tenant, zone="UTC", handled_until=NINE, next_at=NINE + HOUR)
+    )
+    await stores.schedules.insert_or_match(made.row)
+    return made
+
+
+async def test_a_run_is_an_accepted_notification_with_the_id_of_its_scheduled_time(case: Case):
+    result = await case.wake(NINE + HOUR)
+    ref = fire_id(case.row.id, NINE + HOUR)
+    assert result.fired == [ref]
+    [row] = case.starts.rows
+    given = NotificationInput.model_validate_json(row.workflow_input)
+    assert (given.notification_id, given.recipient_id, row.kind) == (ref, "r1", Kind.NOTIFICATION)
+    content = Content.model_validate_json(row.content)
+    assert (content.template_id, content.template_version) == ("t", 1)
+    assert (content.variables, content.locale) == ({"order": "17"}, "de")
+    assert row.parent_id == case.row.id
+    [line] = await case.log()
+    assert (line.status, line.ref_id, line.scheduled_for) == ("fired", ref, NINE + HOUR)
+    assert (await case.stores.accepted.get(row.tenant, ref)).started_at is not None  # type: ignore[union-attr]
+
+
+async def test_woken_again_and_by_many_at_once_it_is_fired_once(case: Case):
+    await asyncio.gather(*(case.wake(NINE + HOUR) for _ in range(6)))
+    await case.wake(NINE + HOUR)
+    assert len(case.starts.times) == 1
+    assert [line.status for line in await case.log()] == ["fired"]
+
+
+async def test_a_wake_up_before_our_own_clock_says_so_is_believed_and_one_from_far_ahead_is_not(
+    case: Case,
+):
+    early = NINE + HOUR - timedelta(seconds=2)
+    assert len((await case.wake(early, woken_for=NINE + HOUR)).fired) == 1
+    assert (await case.wake(early, woken_for=NINE + 9 * HOUR)).fired == []
+
+
+async def test_what_a_crash_left_between_the_log_and_the_start_is_started_by_whoever_comes_next(
+    case: Case,
+):
+    case.starts.away = True
+    with pytest.raises(ConnectionError):
+        await case.wake(NINE + HOUR)
+    assert [line.status for line in await case.log()] == ["owed"]
+    case.starts.away = False
+    # What it says was changed in between: the run that was accepted stays what it was.
+    await case.change(content=RecurringContent(template_id="t", variables={"order": "18"}))
+    await case.wake(NINE + HOUR + timedelta(minutes=1))
+    [row] = case.starts.rows
+    assert Content.model_validate_json(row.content).variables == {"order": "17"}
+    assert [line.status for line in await case.log()] == ["fired"]
+
+
+async def test_c30_after_three_days_one_run_makes_up_for_all_and_the_rest_is_counted(case: Case):
+    back = NINE + timedelta(days=3)
+    assert (await case.wake(back)).skipped == 71
+    assert len(case.starts.rows) == 1
+    missed, fired = await case.log()
+    assert (missed.status, missed.missed, missed.scheduled_for) == ("missed", 71, NINE + HOUR)
+    assert missed.missed_until == back - HOUR
+    assert (fired.status, fired.scheduled_for) == ("fired", back)
+    # Seventy wake-ups that waited for a worker come now: there is nothing left for them.
+    for hour in range(1, 72, 7):
+        assert (await case.wake(back, woken_for=NINE + hour * HOUR)).fired == []
+    await case.end_all()
+    assert len((await case.wake(back + HOUR)).fired) == 1
+
+
+async def test_c30_after_ninety_minutes_the_one_missed_run_is_made_up(case: Case):
+    result = await case.wake(NINE + timedelta(minutes=90))
+    assert (result.fired, result.skipped) == ([fire_id(case.row.id, NINE + HOUR)], 0)
+
+
+async def test_c01_every_minute_and_101_of_them_missed_goes_on_at_once(case: Case):
+    await case.change(cron="* * * * *", catch_up=CatchUpRule.NONE, overlap=Overlap.ALLOW)
+    back = NINE + timedelta(minutes=101)
+    result = await case.wake(back)
+    assert (len(result.fired), result.skipped) == (1, 100)
+    assert len((await case.wake(back + timedelta(minutes=1))).fired) == 1
+
+
+async def test_all_that_was_missed_is_made_up_in_order_when_the_rule_says_so(case: Case):
+    await case.change(catch_up=CatchUpRule.ALL, catch_up_max=3, overlap=Overlap.ALLOW)
+    result = await case.wake(NINE + 5 * HOUR)
+    wanted = [fire_id(case.row.id, NINE + n * HOUR) for n in (3, 4, 5)]
+    assert (result.fired, result.skipped) == (wanted, 2)
+    assert [row.id for row in case.starts.rows] == wanted
+
+
+async def test_a_run_whose_predecessor_has_not_ended_is_skipped_and_said(case: Case):
+    first = (await case.wake(NINE + HOUR)).fired[0]
+    second = await case.wake(NINE + 2 * HOUR)
+    assert (second.fired, second.refused) == ([], 1)
+    line = (await case.log())[-1]
+    assert (line.status, line.reason) == ("overlapped", str(first))
+    await case.end_all()
+    assert len((await case.wake(NINE + 3 * HOUR)).fired) == 1
+
+
+async def test_where_overlap_is_allowed_runs_go_side_by_side(case: Case):
+    await case.change(overlap=Overlap.ALLOW)
+    for n in (1, 2, 3):
+        await case.wake(NINE + n * HOUR)
+    assert len(case.starts.times) == 3
+
+
+@pytest.mark.parametrize("state", [ScheduleState.PAUSED, ScheduleState.DELETED])
+async def test_one_that_is_paused_or_deleted_fires_nothing(state: ScheduleState, case: Case):
+    await case.change(state=state)
+    assert (await case.wake(NINE + 5 * HOUR)).fired == []
+    assert await case.log() == []
+
+
+async def test_jitter_holds_runs_back_unless_it_is_the_one_we_are_woken_for(case: Case):
+    await case.change(jitter_seconds=600)
+    assert (await case.wake(NINE + HOUR + timedelta(seconds=30))).fired == []
+    result = await case.wake(NINE + HOUR + timedelta(minutes=4), woken_for=NINE + HOUR)
+    assert len(result.fired) == 1
+
+
+async def test_what_cannot_be_is_refused_once_and_the_next_run_is_tried(case: Case):
+    await case.change(content=RecurringContent(template_id="gone"))
+    assert (await case.wake(NINE + HOUR)).refused == 1
+    await case.change(recipient_id="nobody", content=RecurringContent(template_id="t"))
+    assert (await case.wake(NINE + 2 * HOUR)).refused == 1
+    await case.stores.catalog.put_tenant(replace(a_tenant(case.row.tenant), disabled=True))
+    assert (await case.wake(NINE + 3 * HOUR)).refused == 1
+    assert [(line.status, line.reason) for line in await case.log()] == [
+        ("refused", "unknown_template"),
+        ("refused", "unknown_recipient"),
+        ("refused", "tenant_disabled"),
+    ]
+    assert case.starts.rows == []
+
+
+async def test_a_recurring_campaign_is_a_campaign_of_its_own_each_time(case: Case):
+    marketing = await case.stores.world()
+    await case.stores.catalog.add_template_version(
+        marketing.tenant, "t", {}, "en", [PartWrite(Channel.EMAIL, "en", "x", "x")]
+    )
+    await case.stores.catalog.publish(marketing.tenant, "t", 1)
+    weekly = a_schedule(
+        marketing.tenant,
+        kind=ScheduleKind.CAMPAIGN,
+        category="offers.weekly",
+        recipient_id=None,
+        zone="UTC",
+        content=RecurringContent(
+            template_id="t", name="news", list_id="everyone", rate_per_second=5
+        ),
+        handled_until=NINE,
+        next_at=NINE + HOUR,
+    )
+    await case.stores.schedules.insert_or_match(weekly)
+    campaigns = Case(marketing, weekly)
+    [ref] = (await campaigns.wake(NINE + HOUR)).fired
+    [row] = campaigns.starts.rows
+    assert CampaignInput.model_validate_json(row.workflow_input).campaign_id == ref
+    assert CampaignContent.model_validate_json(row.content).spec.rate_per_second == 5
+    stored = await case.stores.campaigns.get(marketing.tenant, ref)
+    assert stored is not None
+    assert (stored.phase, stored.list_id) == (CampaignPhase.ACCEPTED, "everyone")
+    assert stored.name == f"news {NINE + HOUR:%Y-%m-%d %H:%M}"
+
+
+# --- nobody wakes us --------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def unlocked(_: str) -> AsyncIterator[bool]:
+    yield True
+
+
+def nudger(case: Case, applied: list[ScheduleRow], fails: frozenset[Any] = frozenset()) -> Nudger:
+    async def apply(row: ScheduleRow) -> None:
+        applied.append(row)
+
+    async def fire(request: FireTrigger) -> TriggerResult:
+        if request.schedule_id in fails:
+            raise RuntimeError("this one is broken")
+        return await case.activities.fire(request)
+
+    return Nudger(schedules=case.stores.schedules, fire=fire, apply=apply, lock=unlocked)
+
+
+async def test_with_the_scheduler_lost_the_sweeper_keeps_the_rule_and_others_go_on(case: Case):
+    """The trigger log does not live in the scheduler (STORE-5)."""
+    case.clock.at = NOW
+    before = NOW - 3 * HOUR
+    await case.change(handled_until=before, next_at=before + HOUR)
+    broken = a_schedule(case.row.tenant, handled_until=before, next_at=before + HOUR)
+    await case.stores.schedules.insert_or_match(broken)
+    applied: list[ScheduleRow] = []
+    sweeping = nudger(case, applied, fails=frozenset({broken.id}))
+    await sweeping.nudge()
+    await sweeping.nudge()
+    assert len(case.starts.times) == 1
+    statuses = [(line.status, line.by) for line in await case.log()]
+    assert statuses[-1] == ("fired", "sweeper")
+    assert len([one for one in statuses if one[0] == "fired"]) == 1
+
+
+async def test_while_the_store_is_away_the_sweeper_waits(case: Case):
+    class Away:
+        async def overdue(self, *_: Any) -> Any:
+            raise StoreUnavailable("away")
+
+    async def never(_: Any) -> Any:
+        raise AssertionError(uuid4())
+
+    await Nudger(schedules=Away(), fire=never, apply=never, lock=unlocked).nudge()  # type: ignore[arg-type]
