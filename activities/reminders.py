@@ -60,7 +60,8 @@ class ReminderActivities:
         local = parse_local(due.local)
         zone = await self._zone(r)
         policy = r.lateness
-        if resolve(local, zone) < request.asked_at:
+        due_at = resolve(local, zone)
+        if due_at < request.asked_at:
             # It had passed before it was asked for: the next day or not at all, never "now" (case C42).
             policy, grace, now = at_accept(policy), timedelta(0), max(now, request.asked_at)
         moment = planned(local, zone, now, policy, grace)
@@ -70,7 +71,8 @@ class ReminderActivities:
             day = moment.at.astimezone(zone).date()
             moved = datetime.combine(day, local.time()).isoformat(timespec="seconds")
             return ResolvedDue(due_at=moment.at, due=Due(local=moved))
-        return ResolvedDue(due_at=moment.at, due=due)
+        # What leaves now was due when it was due: a moment that moves with the clock would never be reached.
+        return ResolvedDue(due_at=moment.at if moment.at > now else due_at, due=due)
 
     async def _zone(self, r: ReminderInput) -> ZoneInfo:
         [person] = await self._people.people(r.tenant, r.category, [r.recipient_id], False)

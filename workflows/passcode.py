@@ -39,10 +39,11 @@ class PasscodeWorkflow:
         self._running.append(asyncio.create_task(self._sendings[1].run()))
         # It stays after a success too: a second use of the code must be refused, not lost.
         await timers.until(p.expires_at, lambda: False)
-        await workflow.wait_condition(workflow.all_handlers_finished)
-        for sending in self._running:
-            await sending
+        while self._running:
+            # One by one and from the list: a resend that was accepted just before the end adds to it.
+            await self._running.pop()
         await self._best().close(Kind.PASSCODE)
+        await workflow.wait_condition(workflow.all_handlers_finished)
         return self.view()
 
     @workflow.query
@@ -87,15 +88,15 @@ class PasscodeWorkflow:
     @workflow.update
     async def cancel(self, request: CancelRequest) -> NotificationView:
         """The code stops working at once, whether or not it has been sent."""
-        self._cancelled = True
-        for sending in self._sendings.values():
-            if sending.outcome is None:
-                sending.cancel(request.reason)
         cancelled = await workflow.execute_local_activity_method(
             PasscodeActivities.cancel, self._ref(), **budgets.STORE
         )
         if not cancelled:
             raise ApplicationError("too late to cancel: the code has been used", type="TooLate")
+        self._cancelled = True
+        for sending in self._sendings.values():
+            if sending.outcome is None:
+                sending.cancel(request.reason)
         return self.view()
 
     @cancel.validator

@@ -103,19 +103,3 @@ async def test_nobody_is_watched_for_once_the_last_has_left():
     await watch.follow("acme", id)
     assert watch.may_call("acme", id)
     await watch.close()
-
-
-async def test_a_mirror_that_hangs_does_not_hold_up_the_truth():
-    rows, id = Rows(), uuid4()
-    rows.controls["acme", id] = Control(version=1, state=ControlState.RUNNING)
-
-    class Hangs:
-        async def controls(self, campaigns: list[CampaignKey]) -> dict[CampaignKey, Control]:
-            await asyncio.Event().wait()
-            return {}
-
-    watch = ControlWatch(rows, Hangs(), every=0.02)
-    await watch.follow("acme", id)
-    rows.controls["acme", id] = Control(version=2, state=ControlState.PAUSED)
-    await until(lambda: not watch.may_call("acme", id))
-    await watch.close()

@@ -510,25 +510,6 @@ async def test_control_rows_that_cannot_be_read_stop_the_calls(stage: CampaignSt
     await until(lambda: stage.watch.may_call(TENANT, stage.campaign_id))
 
 
-async def test_a_mirror_that_is_older_than_the_row_is_not_believed(stage: CampaignStage):
-    """A Valkey restored from an old dump says that everything runs."""
-    await stage.set_up(1)
-    await stage.launch()
-    running = await stage.campaigns.control(TENANT, stage.campaign_id)
-    await control(stage, ControlState.PAUSED)
-
-    class OldDump:
-        async def controls(self, campaigns: Any) -> Any:
-            return {(TENANT, stage.campaign_id): running}
-
-    stage.watch._mirror = OldDump()
-    seen = await stage.watch.follow(TENANT, stage.campaign_id)
-    assert seen.state is ControlState.PAUSED
-    for _ in range(3):
-        await asyncio.sleep(0.06)
-        assert not stage.watch.may_call(TENANT, stage.campaign_id)
-
-
 async def test_c13_a_mistyped_host_pauses_the_campaign_and_blames_no_recipient(
     stage: CampaignStage,
 ):

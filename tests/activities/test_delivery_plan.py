@@ -17,7 +17,6 @@ from tests.builders import (
     EMAIL,
     MARKETING,
     PHONE,
-    SECURITY,
     TENANT,
     TRANSACTIONAL,
     World,
@@ -308,9 +307,7 @@ async def test_a_resend_is_a_delivery_of_its_own_with_the_same_secret():
 async def test_verifying_an_address_goes_there_and_nowhere_else():
     world = World()
     p = a_passcode(recipient_id="stranger")
-    content = a_content(
-        secret=CODE, verify_channel=Channel.EMAIL, verify_address="new@example.com"
-    )
+    content = a_content(secret=CODE, verify_channel=Channel.EMAIL, verify_address="new@example.com")
     s = await planned(world, p, content)
     mail = payload_of(world, s)
     assert isinstance(mail, OutboundEmail)
@@ -323,9 +320,7 @@ async def test_an_address_to_verify_that_is_suppressed_is_not_used():
     hashed = world.sealer.address_hash(TENANT, Channel.EMAIL, "new@example.com")
     await world.ledger.suppress(TENANT, Channel.EMAIL, hashed, "complaint", "test")
     p = a_passcode()
-    content = a_content(
-        secret=CODE, verify_channel=Channel.EMAIL, verify_address="new@example.com"
-    )
+    content = a_content(secret=CODE, verify_channel=Channel.EMAIL, verify_address="new@example.com")
     await world.accept(p, content)
     assert await plan(world, p) == NoRung(reason="suppressed_complaint")
 

@@ -137,9 +137,7 @@ async def test_our_own_configuration_burns_no_attempts():
 
 
 async def test_a_rejection_is_final_and_kills_the_address_only_if_it_is_its_fault():
-    dead = Rejected(
-        provider="smtp", code="5.1.1", scope=FaultScope.RECIPIENT, suppress=True
-    )
+    dead = Rejected(provider="smtp", code="5.1.1", scope=FaultScope.RECIPIENT, suppress=True)
     world = World(email=ScriptedProvider(dead))
     recorded = await Sender(world, await planned(world, a_notification())).send()
     assert recorded.outcome == dead
@@ -522,9 +520,7 @@ async def test_settling_reads_the_claim_before_it_names_an_outcome():
     world = World(email=ScriptedProvider(BUSY))
     n = a_notification()
     s = await planned(world, n)
-    assert (await settle(world, s)).outcome == Failed(
-        provider="", code="not_called", counts=False
-    )
+    assert (await settle(world, s)).outcome == Failed(provider="", code="not_called", counts=False)
     with pytest.raises(ApplicationError):
         await Sender(world, s).send()
     assert (await settle(world, s)).outcome == Failed(provider="smtp", code="451")

@@ -25,10 +25,11 @@ from schemas.schedules import (
     ScheduleKind,
     ScheduleState,
     TriggerResult,
+    TriggerStatus,
 )
 from sendloom.domain.ids import fire_id
 from sendloom.errors import StoreUnavailable
-from sendloom.ports import AcceptedRow, ScheduleRow
+from sendloom.ports import AcceptedRow, Fire, ScheduleRow
 from sendloom.rows import PartWrite, RecipientWrite, Trigger
 from tests.fakes import FakeClock
 from tests.stores.conftest import NOW, Stores, World, a_schedule, a_tenant
@@ -290,7 +291,20 @@ async def unlocked(_: str) -> AsyncIterator[bool]:
     yield True
 
 
-def nudger(case: Case, applied: list[ScheduleRow], fails: frozenset[Any] = frozenset()) -> Nudger:
+async def yes() -> bool:
+    return True
+
+
+async def no() -> bool:
+    return False
+
+
+def nudger(
+    case: Case,
+    applied: list[ScheduleRow],
+    fails: frozenset[Any] = frozenset(),
+    reachable: Any = yes,
+) -> Nudger:
     async def apply(row: ScheduleRow) -> None:
         applied.append(row)
 
@@ -299,7 +313,13 @@ def nudger(case: Case, applied: list[ScheduleRow], fails: frozenset[Any] = froze
             raise RuntimeError("this one is broken")
         return await case.activities.fire(request)
 
-    return Nudger(schedules=case.stores.schedules, fire=fire, apply=apply, lock=unlocked)
+    return Nudger(
+        schedules=case.stores.schedules,
+        fire=fire,
+        apply=apply,
+        reachable=reachable,
+        lock=unlocked,
+    )
 
 
 async def test_with_the_scheduler_lost_the_sweeper_keeps_the_rule_and_others_go_on(case: Case):
@@ -319,6 +339,34 @@ async def test_with_the_scheduler_lost_the_sweeper_keeps_the_rule_and_others_go_
     assert len([one for one in statuses if one[0] == "fired"]) == 1
 
 
+async def test_while_temporal_is_away_nothing_is_promised_that_would_leave_in_one_burst(case: Case):
+    case.clock.at = NOW
+    await case.change(handled_until=NOW - 3 * HOUR, next_at=NOW - 2 * HOUR)
+    await nudger(case, [], reachable=no).nudge()
+    assert await case.log() == []
+
+
+async def test_c30_runs_that_were_judged_one_by_one_while_nothing_could_start_are_one_run_later(
+    case: Case,
+):
+    """As if the store had gone between the judgement and the promise, hour after hour."""
+    judged = case.row
+    for n in (1, 2, 3):
+        at = NINE + n * HOUR
+        line = Fire(at, TriggerStatus.OWED, "schedule")
+        assert await case.stores.schedules.judge(judged, at, at + HOUR, [line])
+        found = await case.stores.schedules.get(judged.tenant, judged.id)
+        assert found is not None
+        judged = found
+    result = await case.wake(NINE + 3 * HOUR + timedelta(minutes=20))
+    assert (result.fired, result.skipped) == ([fire_id(judged.id, NINE + 3 * HOUR)], 2)
+    assert [(line.status, line.missed) for line in await case.log()] == [
+        ("missed", 1),
+        ("missed", 1),
+        ("fired", 0),
+    ]
+
+
 async def test_while_the_store_is_away_the_sweeper_waits(case: Case):
     class Away:
         async def overdue(self, *_: Any) -> Any:
@@ -327,4 +375,11 @@ async def test_while_the_store_is_away_the_sweeper_waits(case: Case):
     async def never(_: Any) -> Any:
         raise AssertionError(uuid4())
 
-    await Nudger(schedules=Away(), fire=never, apply=never, lock=unlocked).nudge()  # type: ignore[arg-type]
+    away = Nudger(
+        schedules=Away(),  # type: ignore[arg-type]
+        fire=never,
+        apply=never,
+        reachable=yes,
+        lock=unlocked,
+    )
+    await away.nudge()

@@ -154,13 +154,31 @@ async def register_search_attributes(env: WorkflowEnvironment) -> None:
     )
 
 
+async def another_client(env: WorkflowEnvironment) -> Client:
+    return await Client.connect(
+        env.client.service_client.config.target_host,
+        namespace=env.client.namespace,
+        data_converter=env.client.data_converter,
+    )
+
+
 @contextlib.asynccontextmanager
 async def skipping(
-    env: WorkflowEnvironment, world: World, message_class: MessageClass, *, cached: int = 0
+    env: WorkflowEnvironment,
+    world: World,
+    message_class: MessageClass,
+    *,
+    cached: int = 0,
+    client: Client | None = None,
 ) -> AsyncIterator[Running]:
-    """The same on a server that skips time."""
+    """The same on a server that skips time. A second set of workers needs a client of its own."""
     async with running(
-        env.client, world, message_class, time=env.get_current_time, cached=cached, env=env
+        client or env.client,
+        world,
+        message_class,
+        time=env.get_current_time,
+        cached=cached,
+        env=env,
     ) as r:
         yield r
 
