@@ -34,28 +34,18 @@ class ControlRows(Protocol):
     async def controls_changed_since(self, at: datetime) -> dict[CampaignKey, Control]: ...
 
 
-class ControlMirror(Protocol):
-    """A faster copy (Redis). It may be gone, late or older than the truth; only a higher version is believed."""
-
-    async def controls(self, campaigns: list[CampaignKey]) -> dict[CampaignKey, Control]:
-        """What it has; nothing when it is away."""
-        ...
-
-
 class ControlWatch:
     """The newest control of every campaign this process sends for. One for all lanes of a process."""
 
     def __init__(
         self,
         rows: ControlRows,
-        mirror: ControlMirror | None = None,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         monotonic: Callable[[], float] = time.monotonic,
         every: float = EVERY,
     ) -> None:
         self._rows = rows
-        self._mirror = mirror
         self._now = now
         self._monotonic = monotonic
         self._every = every
@@ -130,24 +120,10 @@ class ControlWatch:
             except Exception:
                 changed = {}
                 log.exception("control rows could not be read; calls stop until they can")
-            if self._mirror is not None:
-                await self._look_in(self._mirror)
             for key, control in changed.items():
                 if key in self._followers:
                     self._hear(key, control)
             await asyncio.sleep(self._every)
-
-    async def _look_in(self, mirror: ControlMirror) -> None:
-        try:
-            async with asyncio.timeout(self._every):
-                found = await mirror.controls(list(self._followers))
-        except Exception:
-            # Only a shortcut; the rows themselves are read either way.
-            log.debug("the control mirror did not answer", exc_info=True)
-            return
-        for key, control in found.items():
-            if key in self._followers:
-                self._hear(key, control)
 
 
 class InDoubtBudget:

@@ -305,7 +305,6 @@ async def _control(
         )
         if control.state is ControlState.CANCELLED and state is not ControlState.CANCELLED:
             raise _closed(control.state)
-        await parts.publish_control(caller.id, id, control)
         await audited(parts, caller, f"campaign.{name}", str(id), reason=reason, rate=rate)
     await parts.workflows.signal_campaign(
         id,

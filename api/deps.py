@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
-from uuid import UUID
 
 from fastapi import Depends, Header, Request
 from fastapi.security import HTTPBearer
@@ -14,7 +13,6 @@ from api.limits import DEFAULT_PER_SECOND, Limiter
 from api.ports import Audit, Catalog, Limits, Lists, Recipients, Triggers, Workflows
 from api.timing import within
 from schemas.api import IDEMPOTENCY_HEADER
-from schemas.campaigns import Control
 from schemas.kinds import Channel, MessageClass
 from schemas.notifications import ResolvedDue, ResolveDue
 from sendloom.errors import Refusal
@@ -59,7 +57,6 @@ class Parts:
     workflows: Workflows
     resolve_due: Callable[[ResolveDue], Awaitable[ResolvedDue]]
     """When a reminder is due: the same rule that its workflow goes by."""
-    publish_control: Callable[[str, UUID, Control], Awaitable[None]]
     """Tells senders of a new control row sooner than their own look at it. Losing it loses nothing."""
     limiter: Limiter
     compiled: CompiledTemplates

@@ -24,7 +24,6 @@ from sendloom.stores.accepted import PostgresAccepted
 from sendloom.stores.audit import PostgresAudit, PostgresTriggers
 from sendloom.stores.campaigns import PostgresCampaigns
 from sendloom.stores.catalog import PostgresCatalog
-from sendloom.stores.control_mirror import ControlMirror
 from sendloom.stores.dead_letters import PostgresDeadLetters
 from sendloom.stores.decisions import PostgresDecisions
 from sendloom.stores.ledger.postgres import PostgresLedger
@@ -77,8 +76,6 @@ async def parts(
         catalog = PostgresCatalog(pool)
         decisions = PostgresDecisions(pool, sealer)
         campaigns = PostgresCampaigns(pool, decisions)
-        mirror = ControlMirror(settings.redis_url, campaigns)
-        opened.push_async_callback(mirror.close)
         reminding = ReminderActivities(accepted=accepted, people=people, catalog=catalog)
         yield Parts(
             settings=settings,
@@ -101,7 +98,6 @@ async def parts(
             triggers=PostgresTriggers(pool),
             workflows=workflows,
             resolve_due=reminding.resolve,
-            publish_control=mirror.publish,
             limiter=Limiter(),
             compiled=CompiledTemplates(),
             probes=probes,

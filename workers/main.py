@@ -1,6 +1,7 @@
 """What `sendloom worker` runs: one class with its lanes and its flow queue, some lanes, or housekeeping."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -13,7 +14,6 @@ from sendloom.errors import ConfigurationError
 from sendloom.platform import logging as our_logging
 from sendloom.platform import process, telemetry
 from sendloom.platform.temporal import connect
-from sendloom.providers.smtp_session import LoginGate
 from sendloom.settings import Settings, load_settings
 from sendloom.stores.migrations.runner import check_schema
 from workers import wiring
@@ -63,11 +63,12 @@ async def _run(
             activities = await open_.enter_async_context(wiring.flow(settings, served, client))
             workers.append(flow_worker(client, served, activities, build_id))
             lanes = lanes or list(lanes_of(served))
-        # A few logins a minute is the account's limit, so all lanes of the process share one gate.
-        logins = LoginGate()
+        common = await open_.enter_async_context(wiring.shared(settings))
         for lane in lanes:
-            activities = await open_.enter_async_context(wiring.lane(settings, lane, logins))
+            activities = await open_.enter_async_context(wiring.lane(settings, lane, common))
             workers.append(lane_worker(client, lane, activities, build_id))
+        # What is here now stays: looking at it in every collection cost a third of reading a page's people.
+        gc.freeze()
         health.ready()
         log.info("serving", extra={"queues": [worker.task_queue for worker in workers]})
         await serve(workers, stop, draining=health.draining)
@@ -78,6 +79,8 @@ async def _serve_ops(
 ) -> None:
     async with wiring.ops(settings, client) as ops:
         worker = ops_worker(client, ops.activities, settings.temporal.build_id)
+        # What is here now stays: looking at it in every collection cost a third of reading a page's people.
+        gc.freeze()
         health.ready()
         log.info("serving", extra={"queues": [worker.task_queue]})
         await serve([worker], stop, beside=ops.loops, draining=health.draining)

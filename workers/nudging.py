@@ -26,18 +26,21 @@ class Nudger:
         schedules: ScheduleStore,
         fire: Callable[[FireTrigger], Awaitable[TriggerResult]],
         apply: Callable[[ScheduleRow], Awaitable[None]],
+        reachable: Callable[[], Awaitable[bool]],
         lock: Lock,
     ) -> None:
         self._schedules = schedules
         self._fire = fire
         self._apply = apply
+        self._reachable = reachable
         self._lock = lock
 
     async def nudge(self) -> None:
         """One round."""
         try:
             async with self._lock("nudge") as ours:
-                if ours:
+                # While nothing can be started, nothing is promised: runs would pile up, and leave in one burst.
+                if ours and await self._reachable():
                     await self._fire_overdue()
                     await self._apply_untold()
         except StoreUnavailable as e:

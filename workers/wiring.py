@@ -24,6 +24,7 @@ from activities.triggers import TriggerActivities
 from schemas.kinds import Channel, MessageClass
 from sendloom.domain.lanes import Lane
 from sendloom.platform.sealing import RingSealer
+from sendloom.platform.temporal import reachable
 from sendloom.ports import Provider, SentCache
 from sendloom.providers import mime
 from sendloom.providers.smtp import SmtpProvider
@@ -83,6 +84,16 @@ class Stores:
     ledger: PostgresLedger
     campaigns: PostgresCampaigns
     schedules: PostgresSchedules
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One of each in a process."""
+
+    logins: LoginGate
+    """A few logins a minute is the account's limit, whatever the lane."""
+    watch: ControlWatch
+    """On a connection of its own: calls stop when the control rows cannot be read in time."""
 
 
 def stores(pool: Pool, sealer: RingSealer) -> Stores:
@@ -150,14 +161,26 @@ async def flow(
 
 
 @asynccontextmanager
-async def lane(settings: Settings, lane: Lane, logins: LoginGate) -> AsyncIterator[Activities]:
-    """One lane's activities, over its own pool and its own connections to providers. `logins` is the process's."""
+async def shared(settings: Settings) -> AsyncIterator["Shared"]:
+    """What the lanes of one process share."""
+    sealer = _sealer(settings)
+    async with _pool(settings, 1, "control") as pool:
+        watch = ControlWatch(stores(pool, sealer).campaigns)
+        try:
+            yield Shared(LoginGate(), watch)
+        finally:
+            await watch.close()
+
+
+@asynccontextmanager
+async def lane(settings: Settings, lane: Lane, common: "Shared") -> AsyncIterator[Activities]:
+    """One lane's activities, over its own pool and its own connections to providers."""
     sealer = _sealer(settings)
     async with (
         _pool(settings, lane.pool_size, lane.queue) as pool,
         _redis(settings) as redis,
-        _provider(settings, lane, logins) as provider,
-        _carrier(settings, lane, provider, logins) as carrier,
+        _provider(settings, lane, common.logins) as provider,
+        _carrier(settings, lane, provider, common.logins) as carrier,
     ):
         s = stores(pool, sealer)
         providers = {} if provider is None else {lane.channel: provider}
@@ -176,7 +199,7 @@ async def lane(settings: Settings, lane: Lane, logins: LoginGate) -> AsyncIterat
                 dead_letters=s.dead_letters,
                 templates=Templates(s.catalog),
                 sealer=sealer,
-                watch=ControlWatch(s.campaigns),
+                watch=common.watch,
                 tokens=RedisTokens(redis),
             )
             serves += [sending.send, sending.send_due]
@@ -212,6 +235,7 @@ async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
             schedules=s.schedules,
             fire=triggering.fire,
             apply=partial(scheduling.apply, client, rpc_timeout=START_SECONDS),
+            reachable=partial(reachable, client),
             lock=lock,
         )
         yield Ops(

@@ -49,8 +49,11 @@ SELECT count(*) > 0 FROM moved
 SELECT scheduled_for FROM trigger_log WHERE tenant = $1 AND trigger_id = $2 AND status = 'owed' ORDER BY scheduled_for
 
 -- name: settle
-UPDATE trigger_log SET status = $4, ref_id = $5, reason = $6, fired_at = CASE WHEN $4 = 'fired' THEN now() END
- WHERE tenant = $1 AND trigger_id = $2 AND scheduled_for = $3 AND status = 'owed'
+-- What turns out to have been fired was fired, also when somebody gave it up at the same time.
+UPDATE trigger_log SET status = $4, ref_id = $5, reason = $6, fired_at = CASE WHEN $4 = 'fired' THEN now() END,
+       missed = CASE WHEN $4 = 'missed' THEN 1 ELSE 0 END
+ WHERE tenant = $1 AND trigger_id = $2 AND scheduled_for = $3
+   AND (status = 'owed' OR ($4 = 'fired' AND status = 'missed' AND missed_until IS NULL))
 
 -- name: last_fired
 SELECT ref_id FROM trigger_log
