@@ -23,7 +23,7 @@ from schemas.schedules import (
     TriggerResult,
     TriggerStatus,
 )
-from sendloom.domain.catch_up import ON_TIME, Owed, Rule, owed, times
+from sendloom.domain.catch_up import ON_TIME, Owed, Rule, kept, owed, times
 from sendloom.domain.ids import fire_id
 from sendloom.domain.zones import load
 from sendloom.errors import Refusal, StoreUnavailable
@@ -76,7 +76,12 @@ class TriggerActivities:
         skipped = await self._judge(request)
         fired: list[UUID] = []
         refused = 0
-        for scheduled_for in await self._schedules.owed(request.tenant, request.schedule_id):
+        moments = await self._schedules.owed(request.tenant, request.schedule_id)
+        given_up = await self._give_up(request, moments)
+        for scheduled_for in moments:
+            if scheduled_for in given_up:
+                skipped += 1
+                continue
             ref = await self._fire_one(request.tenant, request.schedule_id, scheduled_for)
             if ref is None:
                 refused += 1
@@ -94,12 +99,7 @@ class TriggerActivities:
                 return 0
             next_after = times(row.cron, row.every_seconds, load(row.zone)).next
             until = self._until(request, row)
-            rule = Rule(
-                row.catch_up,
-                timedelta(seconds=row.catch_up_seconds),
-                row.catch_up_max,
-                ON_TIME + timedelta(seconds=row.jitter_seconds),
-            )
+            rule = _rule(row)
             # A year of minutes takes a second to count; others must not wait for it.
             found = await asyncio.to_thread(owed, next_after, row.handled_until, until, rule)
             if found.handled_until == row.handled_until:
@@ -122,6 +122,20 @@ class TriggerActivities:
         if request.woken_for is not None and request.woken_for <= now + CLOCK_ERROR:
             until = max(until, request.woken_for)
         return until
+
+    async def _give_up(self, request: FireTrigger, moments: list[datetime]) -> set[datetime]:
+        """What was judged owed and never promised, because everything was down right then, is judged by the rule once more."""
+        if len(moments) < 2 and not (moments and self._now() - moments[0] > ON_TIME):
+            return set()
+        row = await self._schedules.get(request.tenant, request.schedule_id)
+        assert row is not None
+        given_up = set(moments) - set(kept(moments, self._now(), _rule(row)))
+        for moment in sorted(given_up):
+            if await self._accepted.get(row.tenant, fire_id(row.id, moment)) is not None:
+                given_up.discard(moment)
+                continue
+            await self._schedules.settle(row.tenant, row.id, moment, TriggerStatus.MISSED)
+        return given_up
 
     # --- firing -------------------------------------------------------------------------------------------------------
 
@@ -274,6 +288,15 @@ def _campaign(
         row,
         workflow_input=given.model_dump_json().encode(),
         content=content.model_dump_json().encode(),
+    )
+
+
+def _rule(row: ScheduleRow) -> Rule:
+    return Rule(
+        row.catch_up,
+        timedelta(seconds=row.catch_up_seconds),
+        row.catch_up_max,
+        ON_TIME + timedelta(seconds=row.jitter_seconds),
     )
 
 

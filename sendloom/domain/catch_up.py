@@ -6,7 +6,7 @@ one line of the trigger log counts all of it.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -56,7 +56,7 @@ def owed(next_after: Next, handled_until: datetime, now: datetime, rule: Rule) -
         first = first or moment
         last, due = moment, due + 1
         newest.append(moment)
-    fire = tuple(_kept(newest, now, rule))
+    fire = tuple(kept(newest, now, rule))
     skipped = due - len(fire)
     if not skipped:
         return Owed(fire, 0, None, None, last)
@@ -68,16 +68,18 @@ def owed(next_after: Next, handled_until: datetime, now: datetime, rule: Rule) -
     return Owed(fire, skipped, first, dropped_last, last)
 
 
-def _kept(newest: deque[datetime], now: datetime, rule: Rule) -> Iterable[datetime]:
-    if not newest:
-        return ()
+def kept(due: Sequence[datetime], now: datetime, rule: Rule) -> list[datetime]:
+    """Which of these, oldest first, are still to be fired; also for runs judged earlier that an outage kept from starting."""
+    if not due:
+        return []
     match rule.catch_up:
         case CatchUpRule.ALL:
+            newest = list(due)[-rule.most :]
             return [moment for moment in newest if now - moment <= rule.window]
         case CatchUpRule.LATEST:
-            return [newest[-1]] if now - newest[-1] <= rule.window else ()
+            return [due[-1]] if now - due[-1] <= rule.window else []
         case CatchUpRule.NONE:
-            return [newest[-1]] if now - newest[-1] <= rule.on_time else ()
+            return [due[-1]] if now - due[-1] <= rule.on_time else []
 
 
 def _before(next_after: Next, first: datetime, end: datetime) -> datetime:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
@@ -19,6 +20,7 @@ from sendloom.errors import ConfigurationError
 from sendloom.platform.payloads import data_converter
 from sendloom.settings import Settings, TemporalSettings
 
+_PROBE = timedelta(seconds=2)
 _REFUSED = (RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.PERMISSION_DENIED)
 
 
@@ -70,6 +72,17 @@ async def connect(
         raise ConfigurationError(_explain(t, e)) from None
     except RuntimeError as e:
         raise ConfigurationError(_explain_core(t, str(e))) from None
+
+
+async def reachable(client: Client) -> bool:
+    """Whether the frontend answers now and knows the namespace."""
+    try:
+        await client.workflow_service.describe_namespace(
+            DescribeNamespaceRequest(namespace=client.namespace), timeout=_PROBE
+        )
+    except (RPCError, RuntimeError):
+        return False
+    return True
 
 
 def sdk_runtime(metrics_address: str | None = None) -> Runtime:
