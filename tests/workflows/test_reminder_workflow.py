@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from datetime import datetime, timedelta
+from functools import partial
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -22,13 +23,18 @@ from schemas.notifications import (
 )
 from sendloom.domain.ids import child_id
 from tests.builders import TRANSACTIONAL, World, a_person, a_reminder
-from tests.workflows.running import another_client, eventually, skipping
+from tests.workflows.running import another_client, eventually
+from tests.workflows.running import skipping as uncached
 from workflows.reminder import ReminderWorkflow
 from workflows.starting import start
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HOUR = timedelta(hours=1)
+
+# Without a cache the SDK loses the first task of a child that starts while its parent's task runs, and the server gives it
+# again only after the time-out. One test does without all the same.
+skipping = partial(uncached, cached=100)
 
 
 def refusal(e: pytest.ExceptionInfo[WorkflowUpdateFailedError]) -> str | None:
@@ -63,13 +69,13 @@ async def test_c25_a_reminder_in_six_hours_is_sent_once_when_it_is_due(env: Work
     async with contextlib.AsyncExitStack() as others:
         for _ in range(3):
             client = await another_client(env)
-            await others.enter_async_context(skipping(env, world, TRANSACTIONAL, client=client))
-        async with skipping(env, world, TRANSACTIONAL) as r:
+            await others.enter_async_context(uncached(env, world, TRANSACTIONAL, client=client))
+        async with uncached(env, world, TRANSACTIONAL) as r:
             reminder = await in_(r, 6)
             handle = await r.start(reminder)
             await env.sleep(5 * HOUR)
         assert world.email.sent == []
-        async with skipping(env, world, TRANSACTIONAL) as r:
+        async with uncached(env, world, TRANSACTIONAL) as r:
             due = due_of(reminder)
             view: ReminderView = await r.ended(handle)
     assert view.state == "sent"
