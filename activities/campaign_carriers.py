@@ -82,7 +82,7 @@ class Mime(Protocol):
     @property
     def Skeleton(self) -> Callable[..., MailSkeleton]: ...
 
-    def to_wire(self, message: bytes) -> bytes: ...
+    def stuff(self, message: bytes) -> bytes: ...
 
     def mailbox(self, address: str) -> str: ...
 
@@ -122,7 +122,7 @@ class MailCarrier:
             list_unsubscribe_url=url,
         )
         return WireMail(
-            reference, sender, self._mime.mailbox(letter.address), self._mime.to_wire(message)
+            reference, sender, self._mime.mailbox(letter.address), self._mime.stuff(message)
         )
 
     async def carry(

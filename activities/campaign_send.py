@@ -34,7 +34,7 @@ from schemas.kinds import (
     Mode,
     RecipientState,
 )
-from schemas.notifications import DecisionKey, DeliveryKey
+from schemas.notifications import DecisionKey, trusted_delivery_key
 from schemas.outcomes import Accepted, CallOutcome, Failed, Rejected, Unknown
 from sendloom.domain import pacing
 from sendloom.domain.backoff import bucket_of, exhausted, retry_bucket
@@ -600,17 +600,7 @@ class _Stretch:
         address = self.lane.sealer.open(
             ADDRESS_PURPOSE, ground.row.tenant, row.address.sealed
         ).decode()
-        delivery = DeliveryKey.model_construct(
-            tenant=key.tenant,
-            frozen_at=key.frozen_at,
-            campaign_id=key.campaign_id,
-            shard=key.shard,
-            page=key.page,
-            recipient_id=key.recipient_id,
-            channel=self.channel,
-            send_no=row.send_no,
-            device="",
-        )
+        delivery = trusted_delivery_key(key, self.channel, row.send_no)
         return self.carrier.dress(
             Letter(
                 delivery=delivery,

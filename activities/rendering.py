@@ -1,7 +1,7 @@
 """From template, variables and a person to what a provider is handed. Made once for a delivery, then only read."""
 
 import base64
-import hmac
+import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -151,7 +151,8 @@ def unsubscribe_url(senders: Senders, delivery: DeliveryKey, category: str) -> s
     """One click leaves this category on this channel. The token names ids only and is signed; the API checks it."""
     fields = (delivery.tenant, delivery.recipient_id, category, delivery.channel)
     body = "".join(f"{len(field)}:{field}" for field in fields).encode()
-    signature = hmac.digest(senders.unsubscribe_key, body, "sha256")[:16]
+    # Keyed BLAKE2b is a MAC of its own, at a third of the time of HMAC: campaigns make one a recipient.
+    signature = hashlib.blake2b(body, key=senders.unsubscribe_key, digest_size=16).digest()
     token = base64.urlsafe_b64encode(signature + body).decode().rstrip("=")
     return f"{senders.public_url.rstrip('/')}/u/{token}"
 

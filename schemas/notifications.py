@@ -41,6 +41,49 @@ class DeliveryKey(DecisionKey):
     device: str = ""
 
 
+def trusted_decision_key(
+    tenant: str, frozen_at: datetime, campaign_id: UUID, shard: int, page: int, recipient_id: str
+) -> DecisionKey:
+    """What was validated when it was read, not validated again: a campaign makes several a recipient.
+
+    A quarter of the time of `model_construct`, and the same model.
+    """
+    key = object.__new__(DecisionKey)
+    put = object.__setattr__
+    fields = {
+        "tenant": tenant,
+        "frozen_at": frozen_at,
+        "campaign_id": campaign_id,
+        "shard": shard,
+        "page": page,
+        "recipient_id": recipient_id,
+    }
+    put(key, "__dict__", fields)
+    put(key, "__pydantic_fields_set__", _DECISION_FIELDS)
+    put(key, "__pydantic_extra__", None)
+    put(key, "__pydantic_private__", None)
+    return key
+
+
+def trusted_delivery_key(key: DecisionKey, channel: Channel, send_no: int) -> DeliveryKey:
+    """As `trusted_decision_key`, for a delivery to an address."""
+    delivery = object.__new__(DeliveryKey)
+    put = object.__setattr__
+    put(
+        delivery,
+        "__dict__",
+        {**key.__dict__, "channel": channel, "send_no": send_no, "device": ""},
+    )
+    put(delivery, "__pydantic_fields_set__", _DELIVERY_FIELDS)
+    put(delivery, "__pydantic_extra__", None)
+    put(delivery, "__pydantic_private__", None)
+    return delivery
+
+
+_DECISION_FIELDS = set(DecisionKey.model_fields)
+_DELIVERY_FIELDS = set(DeliveryKey.model_fields)
+
+
 class NotificationInput(Wire):
     """Starts a `Notification`. The body (template, variables) is read from the accepted row."""
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import struct
+import zlib
 from datetime import UTC, datetime
 from uuid import UUID, uuid5
 
@@ -144,16 +145,11 @@ def parse_delivery_campaign(text: str) -> UUID:
 
 def message_id(d: DeliveryKey, domain: str) -> str:
     """RFC 5322 Message-ID, the same over every retry of one delivery."""
-    digest = hashlib.blake2b(
-        _name(
-            d.tenant, str(d.campaign_id), d.recipient_id, d.channel, str(d.send_no), d.device
-        ).encode(),
-        digest_size=16,
-    ).hexdigest()
+    named = f"{d.tenant}\x1f{d.recipient_id}\x1f{d.channel}\x1f{d.send_no}\x1f{d.device}"
+    digest = hashlib.blake2b(d.campaign_id.bytes + named.encode(), digest_size=16).hexdigest()
     return f"<{digest}@{domain}>"
 
 
 def spread(d: DecisionKey, seconds: int) -> int:
     """0 <= n < seconds, the same for the same decision."""
-    digest = hashlib.blake2b(f"{d.campaign_id}{d.recipient_id}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") % max(seconds, 1)
+    return zlib.crc32(d.recipient_id.encode(), d.campaign_id.time_low) % max(seconds, 1)
