@@ -10,7 +10,7 @@ from activities.facts import address_states, policy_of, spread_of
 from activities.rendering import NoTemplate, Templates
 from schemas.campaigns import CampaignSpec
 from schemas.kinds import Channel, RecipientState
-from schemas.notifications import DecisionKey
+from schemas.notifications import DecisionKey, trusted_decision_key
 from sendloom.domain import gates, pacing
 from sendloom.domain.backoff import bucket_of
 from sendloom.domain.gates import Facts, Policy
@@ -78,14 +78,8 @@ class Ground:
         return pacing.deadline_rate(self.row.size or 0, start, self.spec.deadline)
 
     def key(self, shard: int, page: int, recipient_id: str) -> DecisionKey:
-        # Validated when it was read; a page has hundreds.
-        return DecisionKey.model_construct(
-            tenant=self.row.tenant,
-            frozen_at=self.frozen_at,
-            campaign_id=self.row.campaign_id,
-            shard=shard,
-            page=page,
-            recipient_id=recipient_id,
+        return trusted_decision_key(
+            self.row.tenant, self.frozen_at, self.row.campaign_id, shard, page, recipient_id
         )
 
     def decide(
@@ -175,6 +169,13 @@ class Grounds:
         row = await self._campaigns.get(tenant, campaign_id)
         if row is None or row.frozen_at is None or row.version_id is None:
             raise ApplicationError("no frozen campaign", type="NoCampaign", non_retryable=True)
+        return await self.under(row)
+
+    async def under(self, row: CampaignRow) -> Ground:
+        """Of a row with an audience, also one that is only tried out and stored nowhere."""
+        assert row.frozen_at is not None
+        assert row.version_id is not None
+        tenant = row.tenant
         owner = await self._catalog.tenant(tenant)
         category = await self._catalog.category(tenant, row.category)
         if owner is None or category is None:

@@ -11,8 +11,10 @@ from temporalio import activity
 
 from activities.campaign_ground import Ground, Grounds, usable
 from activities.heartbeats import heartbeating
+from activities.preflight import examine
 from activities.rendering import Templates
 from schemas.campaigns import (
+    Approval,
     CampaignProgress,
     CampaignRef,
     CloseResult,
@@ -21,6 +23,7 @@ from schemas.campaigns import (
     DueView,
     FreezeResult,
     PhaseChange,
+    PreflightReport,
     Refused,
     SettleResult,
     ShardRef,
@@ -59,6 +62,13 @@ PAGES_A_SUMMARY = 50
 LETTERS_AT_ONCE = 500
 CONTROL_EVERY = 1.0
 _FINAL = {CampaignPhase.COMPLETED, CampaignPhase.CANCELLED, CampaignPhase.FAILED}
+_UNDER_WAY = {
+    CampaignPhase.WAITING,
+    CampaignPhase.RUNNING,
+    CampaignPhase.PAUSED,
+    CampaignPhase.SETTLING,
+}
+NOT_APPROVED = "not_approved"
 
 
 class CampaignActivities:
@@ -110,6 +120,7 @@ class CampaignActivities:
                 control=control,
                 send_at=ground.spec.send_at,
                 rate_per_second=ground.rate(None),
+                under_way=row.phase in _UNDER_WAY,
             )
 
     async def _freeze(self, row: CampaignRow) -> Any:
@@ -130,6 +141,35 @@ class CampaignActivities:
         return frozen.model_copy(
             update={"channels": list(channels), "message_class": category.message_class}
         )
+
+    @activity.defn(name="campaign.preflight")
+    async def preflight(self, ref: CampaignRef) -> PreflightReport:
+        """Looks at messages as some of the audience would get them, and at the deadline. What cannot be ends it here (CAMP-8)."""
+        async with heartbeating():
+            ground = await self._grounds.of(ref.tenant, ref.campaign_id)
+            control = await self._control(ref)
+            report = await examine(ground, self._campaigns, self._now(), control.rate_per_second)
+            if report.code is not None and control.state is not ControlState.CANCELLED:
+                log.warning("a launch was refused", extra={"code": report.code})
+                await self._end(
+                    ground.row,
+                    CampaignPhase.FAILED,
+                    report.code,
+                    {"detail": report.reason, "examples": report.examples},
+                )
+            return report
+
+    @activity.defn(name="campaign.approval")
+    async def approval(self, ref: CampaignRef) -> Approval:
+        """Whether the row says that a second person has agreed; a signal alone proves nothing."""
+        row = await self._row(ref)
+        if row.approved_by is not None:
+            return Approval(approved=True)
+        if row.expires_at is not None and row.expires_at <= self._now():
+            detail = {"detail": "nobody approved it before it expired"}
+            await self._end(row, CampaignPhase.FAILED, NOT_APPROVED, detail)
+            return Approval(approved=False, refused=NOT_APPROVED)
+        return Approval(approved=False)
 
     @activity.defn(name="campaign.show_phase")
     async def show_phase(self, change: PhaseChange) -> None:

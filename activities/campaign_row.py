@@ -30,4 +30,5 @@ def campaign_row(row: AcceptedRow) -> CampaignRow:
         created_at=row.accepted_at,
         closed_at=None,
         last_send_at=None,
+        created_by=content.created_by,
     )

@@ -280,6 +280,7 @@ def _campaign(
         variables=schedule.content.variables,
         name=f"{schedule.content.name} {scheduled_for.astimezone(load(schedule.zone)):%Y-%m-%d %H:%M}",
         list_id=schedule.content.list_id,
+        created_by=schedule.created_by,
         spec=CampaignSpec(
             window=schedule.content.window, rate_per_second=schedule.content.rate_per_second
         ),

@@ -87,6 +87,33 @@ class FreezeResult(Wire):
     send_at: datetime | None = None
     rate_per_second: float | None = None
     """What the spec or its deadline asks for, if anything."""
+    under_way: bool = False
+    """It was waiting or sending before: an earlier run has looked it over and had it approved."""
+
+
+class PreflightReport(Wire):
+    """What a sample of rendered messages and the arithmetic of the deadline say. Ids and names, never addresses or values."""
+
+    ok: bool
+    code: str | None = None
+    """`preflight_failed` or `deadline_infeasible`."""
+    reason: str = ""
+    checked: int = 0
+    """Recipients rendered."""
+    examples: list[str] = []
+    size: int = 0
+    rate_per_second: float | None = None
+    """The slower of what is asked and what is agreed; None when neither is known."""
+    finish_at: datetime | None = None
+    warnings: list[str] = []
+    approval_needed: bool = False
+
+
+class Approval(Wire):
+    """Whether a second person has agreed. `refused`: nobody did before it expired."""
+
+    approved: bool
+    refused: str | None = None
 
 
 class ShardRef(Wire):

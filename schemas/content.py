@@ -37,3 +37,4 @@ class CampaignContent(Content):
     name: str
     list_id: str
     spec: CampaignSpec
+    created_by: str = ""

@@ -82,7 +82,7 @@ class Category:
     over_cap: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Address:
     """`sealed` opens to the deliverable form."""
 
@@ -160,7 +160,7 @@ class AcceptedRow:
     outcome: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """What we resolved to do for one person."""
 
@@ -200,7 +200,7 @@ class DeliveryRow:
     """Opened JSON of an Outbound; sealed at rest."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Move:
     """One compare-and-set on a decision: applied only if its state is one of `expect` (checked against DECISION_MOVES).
 
@@ -237,7 +237,7 @@ class ClaimScope:
     epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Want:
     """One claim wanted. `retry_of`: the failed attempt this one follows; `resume_unknown_of`: the unknown attempt, by policy or replay."""
 
@@ -248,7 +248,7 @@ class Want:
     resume_unknown_of: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Won:
     attempt: int
     lease_until: datetime
@@ -284,7 +284,7 @@ class Done:
 ClaimAnswer = Won | InFlight | InDoubt | Done
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClaimResult:
     """What a call came to, by the claim's owner."""
 
@@ -558,6 +558,10 @@ class CampaignRow:
     created_at: datetime
     closed_at: datetime | None
     last_send_at: datetime | None
+    created_by: str = ""
+    """Who asked for it, as the audit log knows them."""
+    approved_by: str | None = None
+    """The second person, where one is needed."""
 
 
 @dataclass(slots=True)
@@ -674,6 +678,14 @@ class CampaignStore(Protocol):
         self, tenant: str, category: str, version_id: UUID, shard: int, page: int, cap_days: bool
     ) -> list[Member]:
         """A page's people, in one statement."""
+        ...
+
+    async def sample(self, tenant: str, category: str, version_id: UUID, most: int) -> list[Member]:
+        """At most so many people, evenly over the audience; always the same ones."""
+        ...
+
+    async def approve(self, tenant: str, campaign_id: UUID, by: str) -> bool:
+        """Durably, once, while it waits for that and by somebody else than who asked for it. False: none of that is so."""
         ...
 
     async def page_sends(
@@ -920,7 +932,7 @@ class Provider(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WireMail:
     """A mail ready for the wire: CRLF lines, dot-stuffed, without the final dot."""
 

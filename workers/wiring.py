@@ -149,6 +149,8 @@ async def flow(
             reminding.fire,
             reminding.close,
             campaigning.freeze,
+            campaigning.preflight,
+            campaigning.approval,
             campaigning.show_phase,
             campaigning.write_control,
             campaigning.plan,

@@ -1,4 +1,4 @@
-"""A campaign: freeze → wait → shards → due → settle → close. It sees shards and counts, never recipients."""
+"""A campaign: freeze → preflight → approval → wait → shards → due → settle → close. It sees shards and counts, never recipients."""
 
 import asyncio
 import contextlib
@@ -47,6 +47,8 @@ CHILD_LOST = timedelta(seconds=5)
 """Before a child that somebody terminated is started again."""
 CONTROL_PACE = timedelta(seconds=1)
 """After acting on control signals; what comes meanwhile is acted on together. The first of a burst is never held up."""
+APPROVAL_LOOK = timedelta(seconds=30)
+APPROVAL_LOOK_LONGEST = timedelta(minutes=15)
 COUNTS_PACE = timedelta(seconds=60)
 SETTLE_PACE = timedelta(seconds=10)
 _FINAL = frozenset({CampaignPhase.COMPLETED, CampaignPhase.CANCELLED, CampaignPhase.FAILED})
@@ -75,6 +77,7 @@ class CampaignWorkflow:
         self._wish: ControlWish | None = None
         self._being_written: ControlWish | None = None
         self._to_tell = False
+        self._approval_told = False
 
         self._shards_done = set(c.shards_done)
         self._next_shard = 0
@@ -109,6 +112,14 @@ class CampaignWorkflow:
         self._planned_rate = launch.rate_per_second
 
         control = asyncio.create_task(self._serve_control())
+        if not launch.under_way and workflow.patched("preflight"):
+            refused = await self._look_over()
+            if refused is not None:
+                # Final, and shown by who found it; the loop has nothing left to show.
+                self._phase, self._reason = CampaignPhase.FAILED, refused
+                self._ending = True
+                await control
+                return self.progress()
         self._phase = CampaignPhase.WAITING
         await self._wait_until_due(launch.send_at or c.send_at)
         if not self._stopping:
@@ -149,6 +160,11 @@ class CampaignWorkflow:
     def set_rate(self, signal: ControlSignal | None = None) -> None:
         """Recipients a second, from now on."""
         self._hear(signal, None)
+
+    @workflow.signal
+    def approve(self, signal: ControlSignal | None = None) -> None:
+        """A second person may have agreed: the row is looked at. By itself a signal approves nothing."""
+        self._approval_told = True
 
     @workflow.signal
     def control_seen(self, control: Control) -> None:
@@ -325,6 +341,35 @@ class CampaignWorkflow:
             await self._tell(child, "drain")
 
     # --- the story --------------------------------------------------------------------------------------------------
+
+    async def _look_over(self) -> str | None:
+        """Preflight, then the second person where one is needed. The code of a refusal, or None: it may go on, or must stop."""
+        self._phase = CampaignPhase.PREFLIGHT
+        if self._stopping:
+            return None
+        report = await workflow.execute_activity_method(
+            CampaignActivities.preflight, self._ref, **budgets.SWEEP
+        )
+        if self._cancelled:
+            return None
+        if report.code is not None:
+            return report.code
+        return await self._wait_for_approval() if report.approval_needed else None
+
+    async def _wait_for_approval(self) -> str | None:
+        """The row is asked again after each signal, and now and then in case one was lost."""
+        self._phase = CampaignPhase.AWAITING_APPROVAL
+        wait = APPROVAL_LOOK
+        while not self._stopping:
+            self._approval_told = False
+            approval = await workflow.execute_activity_method(
+                CampaignActivities.approval, self._ref, **budgets.STEP
+            )
+            if approval.approved or approval.refused is not None:
+                return approval.refused
+            await timers.until(workflow.now() + wait, lambda: self._stopping or self._approval_told)
+            wait = min(2 * wait, APPROVAL_LOOK_LONGEST)
+        return None
 
     async def _wait_until_due(self, send_at: datetime | None) -> None:
         if send_at is not None:

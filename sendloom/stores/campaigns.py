@@ -85,6 +85,7 @@ class PostgresCampaigns(PostgresPeople):
             row.expires_at,
             row.created_at,
             rate,
+            row.created_by,
         )
 
     async def get(self, tenant: str, campaign_id: UUID) -> CampaignRow | None:
@@ -157,6 +158,9 @@ class PostgresCampaigns(PostgresPeople):
         self, tenant: str, campaign_id: UUID, phase: CampaignPhase, reason: str = ""
     ) -> None:
         await self._execute(SQL["set_phase"], tenant, campaign_id, phase, reason)
+
+    async def approve(self, tenant: str, campaign_id: UUID, by: str) -> bool:
+        return await self._execute(SQL["approve"], tenant, campaign_id, by) > 0
 
     async def sent_now(self, tenant: str, campaign_id: UUID) -> None:
         """Something of it has just left; once a stretch is enough."""

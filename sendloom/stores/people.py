@@ -7,7 +7,7 @@ from uuid import UUID
 
 from schemas.kinds import Channel
 from sendloom.ports import Address, Device, Member, Person
-from sendloom.stores.pool import PostgresStore, joined
+from sendloom.stores.pool import BULK, PostgresStore, Record, joined
 from sendloom.stores.queries import load
 
 SQL = load("people.sql")
@@ -37,15 +37,25 @@ class PostgresPeople(PostgresStore):
         self, tenant: str, category: str, version_id: UUID, shard: int, page: int, cap_days: bool
     ) -> list[Member]:
         row = await self._row(SQL["members"], tenant, category, cap_days, version_id, shard, page)
-        assert row is not None
-        ids, variables, *facts = row
-        if ids is None:
-            return []
-        people = _people(ids, *facts)
-        return [
-            Member(id, of_them or NOTHING, people[id])
-            for id, of_them in zip(ids, variables, strict=True)
-        ]
+        return _members(row)
+
+    async def sample(self, tenant: str, category: str, version_id: UUID, most: int) -> list[Member]:
+        row = await self._row(
+            SQL["sample"], tenant, category, False, version_id, most, timeout=BULK
+        )
+        return _members(row)
+
+
+def _members(row: Record | None) -> list[Member]:
+    assert row is not None
+    ids, variables, *facts = row
+    if ids is None:
+        return []
+    people = _people(ids, *facts)
+    return [
+        Member(id, of_them or NOTHING, people[id])
+        for id, of_them in zip(ids, variables, strict=True)
+    ]
 
 
 def _people(

@@ -14,6 +14,7 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from schemas.campaigns import (
+    Approval,
     CampaignInput,
     CampaignProgress,
     CampaignRef,
@@ -26,6 +27,7 @@ from schemas.campaigns import (
     FreezeResult,
     Frozen,
     PhaseChange,
+    PreflightReport,
     Refused,
     SettleResult,
     Stretch,
@@ -89,6 +91,15 @@ class CampaignWorld:
         self.faults: dict[Place, str] = {}
         self.rate: float | None = None
         self.before_freeze: asyncio.Event | None = None
+        self.report = PreflightReport(ok=True)
+        self.preflights = 0
+        self.at_preflight = asyncio.Event()
+        self.before_report: asyncio.Event | None = None
+        """Preflight waits for it."""
+        self.approved = False
+        self.not_approved: str | None = None
+        self.approval_looks = 0
+        self.under_way = False
 
     # --- what a test does ---------------------------------------------------------------------------------------------
 
@@ -143,7 +154,21 @@ class CampaignWorld:
             ),
             control=self.control,
             rate_per_second=self.rate,
+            under_way=self.under_way,
         )
+
+    @activity.defn(name="campaign.preflight")
+    async def preflight(self, ref: CampaignRef) -> PreflightReport:
+        self.preflights += 1
+        self.at_preflight.set()
+        if self.before_report is not None:
+            await self.before_report.wait()
+        return self.report
+
+    @activity.defn(name="campaign.approval")
+    async def approval(self, ref: CampaignRef) -> Approval:
+        self.approval_looks += 1
+        return Approval(approved=self.approved, refused=self.not_approved)
 
     @activity.defn(name="campaign.show_phase")
     async def show_phase(self, change: PhaseChange) -> None:
@@ -311,6 +336,8 @@ async def serving(
             workflows=[campaign, ShardWorkflow, DueWorkflow, CatchUpWorkflow],
             activities=[
                 world.freeze,
+                world.preflight,
+                world.approval,
                 world.show_phase,
                 world.write,
                 world.plan,

@@ -48,6 +48,8 @@ async def _workers(client: Client, stage: CampaignStage, **ports: Any) -> AsyncI
         workflows=[CampaignWorkflow, ShardWorkflow, DueWorkflow, CatchUpWorkflow],
         activities=[
             planning.freeze,
+            planning.preflight,
+            planning.approval,
             planning.show_phase,
             planning.write_control,
             planning.plan,

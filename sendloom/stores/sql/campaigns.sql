@@ -1,12 +1,13 @@
 -- fragment: columns
 c.tenant, c.campaign_id, c.mode, c.name, c.category, c.template_id, c.template_version, c.list_id, c.version_id, c.spec, c.variables,
-       c.phase, c.reason, c.size, c.shards, c.page_size, c.frozen_at, c.expires_at, c.created_at, c.closed_at, c.last_send_at
+       c.phase, c.reason, c.size, c.shards, c.page_size, c.frozen_at, c.expires_at, c.created_at, c.closed_at, c.last_send_at,
+       c.created_by, c.approved_by
 
 -- name: insert
 WITH new AS (
     INSERT INTO campaigns (tenant, campaign_id, mode, name, category, template_id, template_version, list_id, spec, variables, phase, reason,
-                           expires_at, created_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+                           expires_at, created_at, created_by)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $16)
     ON CONFLICT DO NOTHING
     RETURNING tenant, campaign_id
 )
@@ -70,7 +71,13 @@ SELECT g.message_class, g.ladder, (SELECT count(*) FROM list_pages p WHERE p.ten
 UPDATE campaigns
    SET phase = $3, reason = $4,
        closed_at = CASE WHEN $3 IN ('completed', 'cancelled', 'failed') THEN coalesce(closed_at, now()) END
- WHERE tenant = $1 AND campaign_id = $2
+-- The end stays: a phase that was being shown may arrive after it.
+ WHERE tenant = $1 AND campaign_id = $2 AND (closed_at IS NULL OR phase = $3)
+
+-- name: approve
+UPDATE campaigns
+   SET approved_by = $3, approved_at = now()
+ WHERE tenant = $1 AND campaign_id = $2 AND phase = 'awaiting_approval' AND approved_by IS NULL AND created_by <> $3
 
 -- name: sent_now
 UPDATE campaigns SET last_send_at = now() WHERE tenant = $1 AND campaign_id = $2

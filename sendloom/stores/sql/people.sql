@@ -48,6 +48,33 @@ SELECT
   FROM (SELECT string_to_array($4, E'\x1f') AS ids) l
 -- include: looks
 
+-- name: sample
+-- Some pages evenly over the audience, and some of each evenly over the page.
+WITH
+-- include: asked
+, numbered AS (
+    SELECT shard, page, size, row_number() OVER (ORDER BY shard, page) - 1 AS n, count(*) OVER () AS pages
+      FROM list_pages WHERE tenant = $1 AND version_id = $4
+), chosen AS (
+    SELECT shard, page, size, pages FROM numbered
+     WHERE floor(n * least(pages, $5)::numeric / pages) <> floor((n - 1) * least(pages, $5)::numeric / pages)
+), picked AS (
+    SELECT r.recipient_id, r.variables
+      FROM chosen c
+     CROSS JOIN LATERAL (
+           SELECT recipient_id, variables, row_number() OVER (ORDER BY recipient_id) - 1 AS n
+             FROM list_rows WHERE tenant = $1 AND version_id = $4 AND shard = c.shard AND page = c.page
+     ) r
+     WHERE floor(r.n * ceil($5::numeric / c.pages) / c.size) <> floor((r.n - 1) * ceil($5::numeric / c.pages) / c.size)
+     LIMIT $5
+), l AS MATERIALIZED (
+    SELECT array_agg(recipient_id) AS ids, array_agg(variables) AS variables FROM picked
+)
+SELECT l.ids, l.variables,
+-- include: facts
+  FROM l
+-- include: looks
+
 -- name: members
 WITH
 -- include: asked
