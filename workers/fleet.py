@@ -33,7 +33,10 @@ WORKFLOWS: tuple[type, ...] = (
     DueWorkflow,
     CatchUpWorkflow,
 )
-"""Every workflow there is. Each class's flow queue serves all of them."""
+"""Everything a class does. Each class's flow queue serves all of them."""
+
+OPS_WORKFLOWS: tuple[type, ...] = (TriggerWorkflow,)
+"""What the ops queue serves."""
 
 DRAIN = timedelta(seconds=20)
 """Shorter than what the supervisor waits before it kills (30 s). A call that takes longer is finished beyond it if it may."""
@@ -91,7 +94,7 @@ def ops_worker(client: Client, activities: Activities, build_id: str | None) -> 
     return Worker(
         client,
         task_queue=OPS_QUEUE,
-        workflows=[TriggerWorkflow],
+        workflows=OPS_WORKFLOWS,
         activities=activities,
         workflow_runner=fast_runner(),
         max_cached_workflows=200,

@@ -1,5 +1,6 @@
 """A reminder waits for its moment, wherever it is moved to, and then is a notification."""
 
+import asyncio
 from datetime import datetime
 
 from temporalio import workflow
@@ -56,6 +57,8 @@ class ReminderWorkflow:
         self._reason: str | None = None
         self._at_once = False
         self._notification: NotificationInput | None = None
+        self._asking = asyncio.Lock()
+        """Each answer is also written to the row, by which a rebuild goes: one at a time, or an older one may be written last."""
 
     @workflow.run
     async def run(self, r: ReminderInput) -> ReminderView:
@@ -74,14 +77,17 @@ class ReminderWorkflow:
     # --- the sentences -----------------------------------------------------------------------------------------------
 
     async def _settle_on_a_moment(self) -> None:
-        resolved = await self._resolve(self._due, self._asked_at)
-        if self._state != SCHEDULED or self._deadline is not None:
-            return  # an update was quicker
-        if resolved.due_at is None:
-            self._skip()
-            return
-        self._due = resolved.due
-        self._deadline = timers.MovableDeadline(resolved.due_at)
+        async with self._asking:
+            if self._state != SCHEDULED or self._deadline is not None:
+                return  # an update was quicker
+            resolved = await self._resolve(self._due, self._asked_at)
+            if self._state != SCHEDULED:
+                return
+            if resolved.due_at is None:
+                self._skip()
+                return
+            self._due = resolved.due
+            self._deadline = timers.MovableDeadline(resolved.due_at)
 
     async def _wait_for_it(self) -> None:
         if self._deadline is not None:
@@ -89,19 +95,21 @@ class ReminderWorkflow:
 
     async def _look_again(self) -> None:
         """Due; but the recipient's zone may have changed while it waited, or everything was down."""
-        if self._at_once or self._state != SCHEDULED or self._deadline is None:
-            return
-        waited_for = self._deadline.moment
-        resolved = await self._resolve(self._due, self._asked_at)
-        if self._at_once or self._state != SCHEDULED or self._deadline.moment != waited_for:
-            return  # an update came while we asked
-        if resolved.due_at is None:
-            self._skip()
-        elif resolved.due_at > workflow.now():
-            self._due = resolved.due
-            self._deadline.move(resolved.due_at)
-        else:
-            self._state = FIRING
+        async with self._asking:
+            if self._at_once or self._state != SCHEDULED or self._deadline is None:
+                return
+            if self._deadline.moment > workflow.now():
+                return  # it was moved while we waited to ask
+            resolved = await self._resolve(self._due, self._asked_at)
+            if self._at_once or self._state != SCHEDULED:
+                return  # an update came while we asked
+            if resolved.due_at is None:
+                self._skip()
+            elif resolved.due_at > workflow.now():
+                self._due = resolved.due
+                self._deadline.move(resolved.due_at)
+            else:
+                self._state = FIRING
 
     async def _fire(self) -> None:
         fired = await self._insert_child()
@@ -176,16 +184,19 @@ class ReminderWorkflow:
     @workflow.update
     async def reschedule(self, request: RescheduleRequest) -> ReminderView:
         asked_at = workflow.now()
-        resolved = await self._resolve(request.due, asked_at)
-        # It may have fired while we asked; the row's due time is then of no consequence.
-        self._refuse_unless_waiting("reschedule")
-        if resolved.due_at is None:
-            raise ApplicationError("that moment has passed", type="DuePast")
-        self._due, self._asked_at = resolved.due, asked_at
-        if self._deadline is None:
-            self._deadline = timers.MovableDeadline(resolved.due_at)
-        else:
-            self._deadline.move(resolved.due_at)
+        async with self._asking:
+            # It may have fired while we waited to ask.
+            self._refuse_unless_waiting("reschedule")
+            resolved = await self._resolve(request.due, asked_at)
+            # It may have been taken back or sent while we asked; the row's due time is then of no consequence.
+            self._refuse_unless_waiting("reschedule")
+            if resolved.due_at is None:
+                raise ApplicationError("that moment has passed", type="DuePast")
+            self._due, self._asked_at = resolved.due, asked_at
+            if self._deadline is None:
+                self._deadline = timers.MovableDeadline(resolved.due_at)
+            else:
+                self._deadline.move(resolved.due_at)
         return self.view()
 
     @reschedule.validator

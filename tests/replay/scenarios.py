@@ -5,9 +5,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
+from temporalio import activity
 from temporalio.client import WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import Worker
 
 from schemas.kinds import FaultScope
 from schemas.notifications import (
@@ -19,12 +22,15 @@ from schemas.notifications import (
     SendNowRequest,
 )
 from schemas.outcomes import Failed, Rejected, Unknown
+from schemas.schedules import FireTrigger, TriggerInput, TriggerResult
 from sendloom.domain.ids import (
     catch_up_workflow_id,
     due_workflow_id,
+    fire_id,
     notification_workflow_id,
     shard_workflow_id,
 )
+from sendloom.domain.lanes import OPS_QUEUE
 from tests.builders import (
     CODE,
     SECURITY,
@@ -36,9 +42,11 @@ from tests.builders import (
     a_reminder,
     a_tenant,
 )
-from tests.fakes import ScriptedProvider
+from tests.fakes import START, ScriptedProvider
 from tests.workflows import campaign_world
 from tests.workflows.running import Running, eventually, skipping
+from workers.fleet import OPS_WORKFLOWS
+from workers.sandbox import strict_runner
 
 Handles = dict[str, WorkflowHandle[Any, Any]]
 Play = Callable[[WorkflowEnvironment], Awaitable[Handles]]
@@ -186,6 +194,31 @@ async def campaign(env: WorkflowEnvironment) -> Handles:
     }
 
 
+@activity.defn(name="trigger.fire")
+async def _fired(request: FireTrigger) -> TriggerResult:
+    return TriggerResult(fired=[fire_id(request.schedule_id, START)])
+
+
+async def trigger(env: WorkflowEnvironment) -> Handles:
+    """By hand: only a schedule may say when it was scheduled, and the server that skips time has none."""
+    async with Worker(
+        env.client,
+        task_queue=OPS_QUEUE,
+        workflows=OPS_WORKFLOWS,
+        activities=[_fired],
+        workflow_runner=strict_runner(),
+    ):
+        handle = await env.client.start_workflow(
+            "Trigger",
+            TriggerInput(tenant=TENANT, schedule_id=uuid4()),
+            id=f"trigger/{uuid4()}",
+            task_queue=OPS_QUEUE,
+            result_type=TriggerResult,
+        )
+        await handle.result()
+    return {"trigger": handle}
+
+
 SCENARIOS = {
     play.__name__: Scenario(play)
     for play in (
@@ -201,6 +234,7 @@ SCENARIOS = {
         reminder_sent,
         reminder_moved,
         reminder_cancelled,
+        trigger,
     )
 } | {"campaign": Scenario(campaign, ordered=False)}
 

@@ -9,9 +9,10 @@ from temporalio.converter import DataConverter
 from temporalio.worker import Replayer
 
 from tests.replay.record import HISTORIES
-from workers.fleet import WORKFLOWS
+from workers.fleet import OPS_WORKFLOWS, WORKFLOWS
 from workers.sandbox import fast_runner, strict_runner
 
+EVERY = (*WORKFLOWS, *OPS_WORKFLOWS)
 RECORDED = sorted(HISTORIES.glob("*.json"))
 
 
@@ -21,16 +22,12 @@ def history_of(path: Path) -> WorkflowHistory:
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 async def test_an_old_history_still_replays(path: Path, converter: DataConverter):
-    replayer = Replayer(
-        workflows=WORKFLOWS, data_converter=converter, workflow_runner=strict_runner()
-    )
+    replayer = Replayer(workflows=EVERY, data_converter=converter, workflow_runner=strict_runner())
     await replayer.replay_workflow(history_of(path))
 
 
 async def test_the_fleets_own_runner_replays_them_too(converter: DataConverter):
-    replayer = Replayer(
-        workflows=WORKFLOWS, data_converter=converter, workflow_runner=fast_runner()
-    )
+    replayer = Replayer(workflows=EVERY, data_converter=converter, workflow_runner=fast_runner())
     for path in RECORDED:
         await replayer.replay_workflow(history_of(path))
 
@@ -42,7 +39,7 @@ def test_every_workflow_has_a_history():
         ]["name"]
         for path in RECORDED
     }
-    names = {workflow.__temporal_workflow_definition.name for workflow in WORKFLOWS}  # type: ignore[attr-defined]
+    names = {workflow.__temporal_workflow_definition.name for workflow in EVERY}  # type: ignore[attr-defined]
     assert names <= recorded
 
 
@@ -52,9 +49,7 @@ async def test_a_changed_order_of_commands_is_noticed(converter: DataConverter):
     text = path.read_text().replace("send-email-transactional", "send-sms-transactional")
     text = text.replace('"delivery.send"', '"delivery.other"')
     history = WorkflowHistory.from_json("changed", text)
-    replayer = Replayer(
-        workflows=WORKFLOWS, data_converter=converter, workflow_runner=fast_runner()
-    )
+    replayer = Replayer(workflows=EVERY, data_converter=converter, workflow_runner=fast_runner())
     with pytest.raises(Exception, match=r"[Nn]ondeterminism"):
         await replayer.replay_workflow(history)
 
