@@ -91,7 +91,7 @@ class Sender:
 async def record(world: World, s: Sendable, recorded: Recorded, attempt: int = 1) -> None:
     request = RecordRequest(
         sendable=s,
-        outcome=recorded.outcome,  # type: ignore[arg-type]
+        outcome=recorded.outcome,
         attempt=recorded.attempt,
         owner=recorded.owner,
     )

@@ -348,10 +348,13 @@ async def test_an_operators_replay_of_a_rejected_one_gets_a_new_send_number():
     n = a_notification()
     s = await planned(world, n)
     key = world.decisions.only().key
-    move = {"cause": Cause.SENDER, "expect": frozenset({RecipientState.PENDING})}
-    await world.decisions.move([Move(key=key, to=RecipientState.REJECTED, **move)])
-    replay = {"cause": Cause.REPLAY, "expect": frozenset({RecipientState.REJECTED})}
-    await world.decisions.move([Move(key=key, to=RecipientState.PENDING, send_no=2, **replay)])
+    pending, rejected = RecipientState.PENDING, RecipientState.REJECTED
+    ended = Move(key=key, expect=frozenset({pending}), to=rejected, cause=Cause.SENDER)
+    replayed = Move(
+        key=key, expect=frozenset({rejected}), to=pending, cause=Cause.REPLAY, send_no=2
+    )
+    await world.decisions.move([ended])
+    await world.decisions.move([replayed])
     again = await plan(world, n)
     assert isinstance(again, Sendable)
     assert again.delivery == s.delivery.model_copy(update={"send_no": 2})

@@ -12,7 +12,7 @@ from temporalio.client import WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
-from schemas.kinds import FaultScope
+from schemas.kinds import ControlState, FaultScope
 from schemas.notifications import (
     CancelRequest,
     CheckRequest,
@@ -181,10 +181,10 @@ async def campaign(env: WorkflowEnvironment) -> Handles:
     async with campaign_world.skipping(env, world):
         handle = await world.start(env.client)
         await world.at_gate[gate].wait()
-        pause = world.write_control(campaign_world.ControlState.PAUSED)
+        pause = world.write_control(ControlState.PAUSED)
         await handle.signal("pause", pause)
         world.gates[gate].set()
-        await handle.signal("resume", world.write_control(campaign_world.ControlState.RUNNING))
+        await handle.signal("resume", world.write_control(ControlState.RUNNING))
         await campaign_world.ended(handle)
     return {
         "campaign": handle,

@@ -2,9 +2,10 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
-from temporalio.client import WorkflowUpdateFailedError
+from temporalio.client import WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
@@ -29,12 +30,16 @@ LANDLINE = Rejected(provider="twilio", code="21614", scope=FaultScope.RECIPIENT)
 SOON = 1e-5
 
 
-async def check(handle, code: str) -> CheckResult:
+Handle = WorkflowHandle[Any, NotificationView]
+
+
+async def check(handle: Handle, code: str) -> CheckResult:
     return await handle.execute_update(PasscodeWorkflow.check, CheckRequest(code=code))
 
 
-async def resend(handle, key: str) -> int:
-    return (await handle.execute_update(PasscodeWorkflow.resend, ResendRequest(key=key))).send_no
+async def resend(handle: Handle, key: str) -> int:
+    result = await handle.execute_update(PasscodeWorkflow.resend, ResendRequest(key=key))
+    return result.send_no
 
 
 def refusal(e: pytest.ExceptionInfo[WorkflowUpdateFailedError]) -> str | None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -59,7 +60,7 @@ def date_of(world: World) -> datetime:
     return mail.date
 
 
-def outcome_of(world: World, reminder: ReminderInput) -> dict:
+def outcome_of(world: World, reminder: ReminderInput) -> dict[str, Any]:
     return dict(world.accepted.rows[reminder.tenant, reminder.reminder_id].outcome or {})
 
 
@@ -194,10 +195,11 @@ async def test_it_says_clearly_when_it_is_too_late(env: WorkflowEnvironment):
     async with skipping(env, world, TRANSACTIONAL) as r:
         handle = await r.start(await in_(r, 0))
         await world.email.called.wait()
+        later = RescheduleRequest(due=Due(at=await r.now() + HOUR))
         for update, request in (
-            (ReminderWorkflow.cancel, CancelRequest()),
-            (ReminderWorkflow.reschedule, RescheduleRequest(due=Due(at=await r.now() + HOUR))),
-            (ReminderWorkflow.send_now, SendNowRequest()),
+            ("cancel", CancelRequest()),
+            ("reschedule", later),
+            ("send_now", SendNowRequest()),
         ):
             with pytest.raises(WorkflowUpdateFailedError) as e:
                 await handle.execute_update(update, request)

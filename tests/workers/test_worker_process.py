@@ -1,0 +1,152 @@
+"""`sendloom worker` as a process: what stops it, how it drains, and that it says why."""
+
+import asyncio
+import base64
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sendloom.embedded.ports import free_port
+from sendloom.platform.process import EXIT_CONFIGURATION
+from sendloom.settings import Settings, known_settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The settings as environment variables; secrets revealed, as an operator would set them."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SENDLOOM_")}
+    for name in known_settings():
+        value: object = settings
+        for part in name.removeprefix("SENDLOOM_").lower().split("__"):
+            value = getattr(value, part)
+        if value is None:
+            continue
+        reveal = getattr(value, "get_secret_value", None)
+        plain = reveal() if reveal else value
+        if isinstance(plain, bytes):
+            plain = base64.b64encode(plain).decode()
+        env[name] = str(plain)
+    return env
+
+
+class Worker:
+    """One process and what it wrote."""
+
+    def __init__(self, env: Mapping[str, str], *arguments: str) -> None:
+        self._env = env
+        self._arguments = arguments
+        self.port = free_port()
+
+    async def __aenter__(self) -> "Worker":
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sendloom.cli", "worker", *self._arguments),
+            *("--health-port", str(self.port)),
+            env=dict(self._env),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+    async def ended(self, seconds: float = 60) -> tuple[int, str]:
+        out, _ = await asyncio.wait_for(self.process.communicate(), seconds)
+        assert self.process.returncode is not None
+        return self.process.returncode, out.decode()
+
+    async def ready(self, seconds: float = 60) -> None:
+        async with asyncio.timeout(seconds), httpx.AsyncClient() as http:
+            while self.process.returncode is None:
+                try:
+                    if (await http.get(f"http://127.0.0.1:{self.port}/readyz")).status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass
+                await asyncio.sleep(0.05)
+        raise AssertionError(await self.ended())
+
+
+async def test_a_worker_gets_ready_and_drains_on_sigterm_with_exit_code_0(settings: Settings):
+    async with Worker(environment(settings), "--class", "security") as worker:
+        await worker.ready()
+        worker.process.send_signal(signal.SIGTERM)
+        code, log = await worker.ended()
+    assert code == 0, log
+    assert '"drained"' in log
+
+
+async def test_c64_an_unknown_namespace_ends_it_at_once_and_says_so(settings: Settings):
+    env = environment(settings) | {"SENDLOOM_TEMPORAL__NAMESPACE": "nowhere"}
+    began = time.monotonic()
+    async with Worker(env, "--class", "security") as worker:
+        code, log = await worker.ended()
+    assert code == EXIT_CONFIGURATION
+    assert "has no namespace `nowhere`" in log
+    assert time.monotonic() - began < 30
+
+
+async def test_c64_an_unreachable_server_ends_it_within_seconds(settings: Settings):
+    env = environment(settings) | {"SENDLOOM_TEMPORAL__ADDRESS": f"127.0.0.1:{free_port()}"}
+    async with Worker(env, "--class", "security") as worker:
+        code, log = await worker.ended()
+    assert code == EXIT_CONFIGURATION
+    assert "SENDLOOM_TEMPORAL__ADDRESS" in log
+
+
+async def test_c64_a_refused_token_is_not_printed(settings: Settings):
+    env = environment(settings) | {
+        "SENDLOOM_TEMPORAL__API_KEY": "a-secret-token",
+        "SENDLOOM_TEMPORAL__CONNECT_SECONDS": "3",
+    }
+    async with Worker(env, "--class", "security") as worker:
+        code, log = await worker.ended()
+    assert code == EXIT_CONFIGURATION
+    assert "a-secret-token" not in log
+
+
+async def test_an_older_schema_ends_it_with_the_command_that_helps(
+    settings: Settings, empty_database: str
+):
+    env = environment(settings) | {"SENDLOOM_POSTGRES": empty_database}
+    async with Worker(env, "--class", "security") as worker:
+        code, log = await worker.ended()
+    assert code == EXIT_CONFIGURATION
+    assert "sendloom migrate" in log
+
+
+async def test_a_missing_setting_is_named(settings: Settings):
+    env = environment(settings)
+    del env["SENDLOOM_POSTGRES"]
+    async with Worker(env, "--class", "security") as worker:
+        code, log = await worker.ended()
+    assert code != 0
+    assert "SENDLOOM_POSTGRES is required" in log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "--class"),
+        (("--class", "vip"), "vip"),
+        (("--lane", "send-fax-security"), "send-fax-security"),
+        (("--class", "ops", "--lane", "send-sms-security"), "ops serves no lanes"),
+    ],
+)
+async def test_nonsense_on_the_command_line_is_refused(
+    settings: Settings, arguments: tuple[str, ...], says: str
+):
+    async with Worker(environment(settings), *arguments) as worker:
+        code, log = await worker.ended()
+    assert code != 0
+    assert says in log
