@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid5
 
 from temporalio import activity
 
@@ -17,6 +18,7 @@ from schemas.campaigns import (
     Approval,
     CampaignProgress,
     CampaignRef,
+    CampaignSpec,
     CloseResult,
     Control,
     ControlWish,
@@ -34,12 +36,13 @@ from schemas.kinds import CampaignPhase, ControlState, Kind, MessageClass, Recip
 from schemas.notifications import DecisionKey
 from sendloom.domain import progress
 from sendloom.domain.backoff import bucket_of
-from sendloom.domain.ids import dead_letter_id
+from sendloom.domain.ids import NAMESPACE, dead_letter_id
 from sendloom.domain.rendering import RenderError
 from sendloom.errors import Fenced, Refusal, Transient
 from sendloom.platform.metrics import campaign as metrics
 from sendloom.ports import (
     AcceptedStore,
+    Audiences,
     CampaignRow,
     CampaignStore,
     CapUse,
@@ -84,6 +87,7 @@ class CampaignActivities:
         accepted: AcceptedStore,
         dead_letters: DeadLetterStore,
         templates: Templates,
+        audiences: Audiences,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,6 +98,7 @@ class CampaignActivities:
         self._accepted = accepted
         self._dead_letters = dead_letters
         self._templates = templates
+        self._audiences = audiences
         self._grounds = Grounds(campaigns, catalog, templates)
         self._now = now
         self._monotonic = monotonic
@@ -137,10 +142,22 @@ class CampaignActivities:
             raise Refusal("no_template", "the template has no content for the category's channels")
         for part in parts:
             self._templates.compiled(parts, part.channel, part.locale, row.tenant)
+        await self._write_correction(row)
         frozen = await self._campaigns.freeze(row.tenant, row.campaign_id, self._now())
         return frozen.model_copy(
             update={"channels": list(channels), "message_class": category.message_class}
         )
+
+    async def _write_correction(self, row: CampaignRow) -> None:
+        """For a correction: the list of who got the other campaign, unless it has been pinned (CAMP-12)."""
+        spec = CampaignSpec.model_validate(dict(row.spec))
+        if spec.sent_of is None or row.version_id is not None:
+            return
+        source = await self._campaigns.get(row.tenant, spec.sent_of)
+        if source is None:
+            raise Refusal("unknown_campaign", "the campaign to correct is gone")
+        version_id = uuid5(NAMESPACE, f"{row.campaign_id}/sent of {spec.sent_of}")
+        await self._audiences.write_sent(row.tenant, row.list_id, version_id, source)
 
     @activity.defn(name="campaign.preflight")
     async def preflight(self, ref: CampaignRef) -> PreflightReport:

@@ -161,7 +161,7 @@ async def find(
     if person is not None and (not person.exists or person.erased):
         raise Refusal("unknown_recipient", "there is no such recipient", field="recipient_id")
     if recipient_id is not None and caller.key.kind == KeyKind.TEAM:
-        await _require_internal(parts, caller, recipient_id)
+        await require_internal(parts, caller, recipient_id)
     return Found(found, template, person)
 
 
@@ -169,12 +169,16 @@ async def _nobody() -> list[Person]:
     return []
 
 
-async def _require_internal(parts: Parts, caller: Caller, recipient_id: str) -> None:
+async def require_internal(parts: Parts, caller: Caller, recipient_id: str) -> None:
+    """
+    Raises:
+        Refusal: `recipient_not_internal`; also for somebody who is not there.
+    """
     recipient = await parts.recipients.get(caller.id, recipient_id)
     if recipient is None or not recipient.internal:
         raise Refusal(
             "recipient_not_internal",
-            "this key reaches only recipients marked internal",
+            "only recipients marked internal can be reached this way",
             field="recipient_id",
             status=403,
         )

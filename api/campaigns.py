@@ -1,12 +1,16 @@
 """Campaigns: accepted in milliseconds whatever the audience, controlled by a row, counted so that it adds up."""
 
-from datetime import UTC, datetime
+import hashlib
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Annotated
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Query, Request, Response
 
+from activities.campaign_ground import Grounds
 from activities.campaign_row import campaign_row
+from activities.preflight import examine
+from activities.rendering import Templates
 from api import accept
 from api.accept import Ask, Found
 from api.auditing import audited
@@ -20,6 +24,7 @@ from api.deps import (
     Parts,
     PartsDep,
 )
+from api.notifications import take_on
 from api.timing import timely, within
 from api.views import may_see
 from schemas.api import (
@@ -28,15 +33,32 @@ from schemas.api import (
     CampaignRecipient,
     CampaignRequest,
     CampaignStatus,
+    NotificationRequest,
     Page,
     RateBody,
     ReasonBody,
     ReplayBody,
     Replayed,
+    TestSendRequest,
+    TestSends,
 )
-from schemas.campaigns import CampaignInput, CampaignSpec, Control, ControlSignal, DueInput
+from schemas.campaigns import (
+    CampaignInput,
+    CampaignSpec,
+    Control,
+    ControlSignal,
+    DueInput,
+    PreflightReport,
+)
 from schemas.content import CampaignContent
-from schemas.kinds import CampaignPhase, ControlState, Kind, MessageClass, RecipientState
+from schemas.kinds import (
+    CampaignPhase,
+    ControlState,
+    Kind,
+    LatenessPolicy,
+    MessageClass,
+    RecipientState,
+)
 from sendloom.domain.quiet_hours import parse_window
 from sendloom.domain.wall_time import parse_local
 from sendloom.errors import Refusal
@@ -77,7 +99,10 @@ async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[Accep
                 f"{body.category} is {found.category.message_class}",
                 field="category",
             )
-        await _require_list(parts, caller, body.list_id)
+        if body.audience is None:
+            await _list_of(parts, caller, body)
+        else:
+            await _source(parts, caller, body.audience.sent_of)
         return found
 
     async def make(found: Found) -> AcceptedRow:
@@ -89,8 +114,13 @@ async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[Accep
                 "the template has no content for the category's channels",
                 field="template_id",
             )
-        spec = _spec(body)
+        spec = _spec(ask.now, body)
         expires_at = _expiry(ask.now, body, category)
+        list_id = body.list_id
+        if list_id is None:
+            # A list of its own; its only version is written at launch.
+            list_id = f"sent-of-{ask.id}"
+            await parts.lists.create(caller.id, list_id, f"correction: {body.name}"[:200])
         given = CampaignInput(
             tenant=caller.id,
             mode=caller.mode,
@@ -103,8 +133,9 @@ async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[Accep
             template_version=found.parts[0].version,
             variables=body.variables,
             name=body.name,
-            list_id=body.list_id,
+            list_id=list_id,
             spec=spec,
+            created_by=caller.actor,
         )
         return accept.new_row(
             ask,
@@ -123,26 +154,65 @@ async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[Accep
     return row, replayed
 
 
-async def _require_list(parts: Parts, caller: Caller, list_id: str) -> None:
-    found = await parts.lists.get(caller.id, list_id)
+async def _list_of(parts: Parts, caller: Caller, body: CampaignRequest) -> UUID:
+    """The version that a launch would pin now."""
+    assert body.list_id is not None
+    found = await parts.lists.get(caller.id, body.list_id)
     if found is None:
-        raise Refusal("unknown_list", f"there is no list {list_id}", field="list_id")
+        raise Refusal("unknown_list", f"there is no list {body.list_id}", field="list_id")
     if found.current_version is None:
         raise Refusal(
-            "list_not_ready", f"list {list_id} has no ready version", field="list_id", status=409
+            "list_not_ready",
+            f"list {body.list_id} has no ready version",
+            field="list_id",
+            status=409,
         )
+    return found.current_version
 
 
-def _spec(body: CampaignRequest) -> CampaignSpec:
+async def _source(parts: Parts, caller: Caller, id: UUID) -> tuple[CampaignRow, int]:
+    """The campaign that a correction follows, and how many got it."""
+    row = await parts.campaigns.get(caller.id, id)
+    if row is None or row.mode is not caller.mode:
+        raise Refusal("unknown_campaign", f"there is no campaign {id}", field="audience.sent_of")
+    if row.phase not in FINAL:
+        raise Refusal("campaign_open", f"{id} has not ended", field="audience.sent_of", status=409)
+    counts = await parts.campaigns.counts(caller.id, id)
+    sent = counts.get(RecipientState.SENT, 0)
+    if not sent or row.version_id is None:
+        raise Refusal("nobody_sent", f"nobody got {id}", field="audience.sent_of")
+    return row, sent
+
+
+_WESTERNMOST = timezone(timedelta(hours=-12))
+
+
+def _spec(now: datetime, body: CampaignRequest) -> CampaignSpec:
     if body.window is not None:
         parse_window(body.window)
+    if body.deadline is not None and body.deadline <= max(now, body.send_at or now):
+        raise Refusal(
+            "deadline_infeasible", "the deadline is not after the start", field="deadline"
+        )
+    local = parse_local(body.local_time, field="local_time") if body.local_time else None
+    if (
+        local is not None
+        and body.missed is LatenessPolicy.SKIP
+        and local.replace(tzinfo=_WESTERNMOST) <= now
+    ):
+        raise Refusal(
+            "due_past",
+            "it has passed in every time zone, and who missed it would be skipped",
+            field="local_time",
+        )
     return CampaignSpec(
         send_at=body.send_at.astimezone(UTC) if body.send_at else None,
-        local_time=parse_local(body.local_time, field="local_time") if body.local_time else None,
+        local_time=local,
         missed=body.missed,
         window=body.window,
         deadline=body.deadline.astimezone(UTC) if body.deadline else None,
         rate_per_second=body.rate_per_second,
+        sent_of=body.audience.sent_of if body.audience else None,
     )
 
 
@@ -152,6 +222,89 @@ def _expiry(now: datetime, body: CampaignRequest, category: Category) -> datetim
     if body.expires_at <= max(now, body.send_at or now):
         raise Refusal("ttl_expired", "it would have expired already", field="expires_at")
     return body.expires_at.astimezone(UTC)
+
+
+@router.post("/preflight")
+@timely
+async def preflight(body: CampaignRequest, caller: Campaigner, parts: PartsDep) -> PreflightReport:
+    """What a launch would be told now: messages as some of the audience would get them, and when it would end. Sends nothing."""
+    now = accept.now()
+    found = await accept.find(parts, caller, body.category, body.template_id, None)
+    if found.category.message_class is not MessageClass.MARKETING:
+        raise Refusal(
+            "marketing_only", f"{body.category} is {found.category.message_class}", field="category"
+        )
+    if body.audience is None:
+        version_id = await _list_of(parts, caller, body)
+        version = await parts.lists.version(caller.id, version_id)
+        size = (version.size if version else None) or 0
+    else:
+        source, size = await _source(parts, caller, body.audience.sent_of)
+        assert source.version_id is not None
+        version_id = source.version_id
+    tried = CampaignRow(
+        tenant=caller.id,
+        campaign_id=uuid4(),
+        mode=caller.mode,
+        name=body.name,
+        category=body.category,
+        template_id=body.template_id,
+        template_version=found.parts[0].version,
+        list_id=body.list_id or "",
+        version_id=version_id,
+        spec=_spec(now, body).model_dump(mode="json"),
+        variables=body.variables,
+        phase=CampaignPhase.PREFLIGHT,
+        reason="",
+        size=size,
+        shards=None,
+        page_size=None,
+        frozen_at=now,
+        expires_at=_expiry(now, body, found.category),
+        created_at=now,
+        closed_at=None,
+        last_send_at=None,
+    )
+    grounds = Grounds(parts.campaigns, parts.catalog, Templates(parts.catalog))
+    return await examine(await grounds.under(tried), parts.campaigns, now, None)
+
+
+@router.post("/test", status_code=202)
+async def send_test(
+    request: Request,
+    body: TestSendRequest,
+    caller: Campaigner,
+    parts: PartsDep,
+    key: IdempotencyKey,
+) -> TestSends:
+    """To named colleagues first. Each is a notification of its own, under the same gates as everybody's."""
+    raw = await request.body()
+    return await within(_send_tests(parts, caller, body, key, raw))
+
+
+async def _send_tests(
+    parts: Parts, caller: Caller, body: TestSendRequest, key: str, raw: bytes
+) -> TestSends:
+    ids = list(dict.fromkeys(body.recipient_ids))
+    for id in ids:
+        await accept.require_internal(parts, caller, id)
+    items = []
+    for id in ids:
+        # Derived, so that a repeat of the whole request finds every one of them again.
+        name = f"test:{hashlib.sha256(f'{key}/{id}'.encode()).hexdigest()}"
+        row, replayed = await take_on(
+            parts,
+            Ask(caller, Kind.NOTIFICATION, name, raw, accept.now()),
+            NotificationRequest(
+                recipient_id=id,
+                category=body.category,
+                template_id=body.template_id,
+                variables=body.variables,
+            ),
+        )
+        items.append(AcceptedAnswer(**accept.answer(row, replayed)))
+    await audited(parts, caller, "campaign.test", body.template_id, recipients=len(ids))
+    return TestSends(items=items)
 
 
 @router.get("")
@@ -213,6 +366,10 @@ async def _status(parts: Parts, row: CampaignRow, *, reasons: bool = True) -> Ca
         expires_at=row.expires_at,
         closed_at=row.closed_at,
         last_send_at=row.last_send_at,
+        deadline=spec.deadline,
+        local_time=spec.local_time,
+        created_by=row.created_by,
+        approved_by=row.approved_by,
     )
 
 
@@ -273,6 +430,29 @@ async def cancel(
 ) -> CampaignStatus:
     """Stop for good; whoever has got nothing yet becomes `cancelled`."""
     return await _control(parts, caller, id, "cancel", ControlState.CANCELLED, body.reason)
+
+
+@router.post("/{id}/approve")
+@timely
+async def approve(id: UUID, caller: CampaignController, parts: PartsDep) -> CampaignStatus:
+    """By somebody else than who asked for it. A repeat changes nothing, but tells the workflow again."""
+    row = await _find(parts, caller, id)
+    if row.phase in FINAL:
+        raise _closed(row.phase)
+    if row.created_by == caller.actor:
+        raise Refusal("same_person", "this key asked for the campaign itself", status=403)
+    if row.approved_by is None:
+        if await parts.campaigns.approve(caller.id, id, caller.actor):
+            await audited(parts, caller, "campaign.approve", str(id), size=row.size)
+        else:
+            row = await _find(parts, caller, id)
+            if row.approved_by is None:
+                raise Refusal("not_awaiting_approval", f"it is {row.phase}", status=409)
+    control = await parts.campaigns.control(caller.id, id)
+    await parts.workflows.signal_campaign(
+        id, "approve", ControlSignal(version=control.version, by=caller.actor)
+    )
+    return await _status(parts, await _find(parts, caller, id))
 
 
 @router.post("/{id}/rate")

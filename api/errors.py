@@ -269,6 +269,23 @@ PROBLEMS: dict[str, ProblemKind] = {
     "campaign_not_frozen": ProblemKind(
         409, "Campaign not launched yet", "Wait until its audience is frozen."
     ),
+    "campaign_open": ProblemKind(
+        409, "Campaign has not ended", "Wait until it has completed or was cancelled."
+    ),
+    "nobody_sent": ProblemKind(
+        422, "Nobody got that campaign", "There is nobody to send a correction to."
+    ),
+    "not_awaiting_approval": ProblemKind(
+        409, "Campaign does not wait for approval", "GET it to see what it waits for."
+    ),
+    "same_person": ProblemKind(
+        403,
+        "A second person must approve",
+        "Approve it with another key than the one it was made with.",
+    ),
+    "deadline_infeasible": ProblemKind(
+        422, "The deadline cannot hold", "Give a later deadline, or a higher rate."
+    ),
     "dead_letter_closed": ProblemKind(409, "Dead letter handled already", "GET it to see by whom."),
     "not_replayable": ProblemKind(
         409, "Cannot be replayed", "It could no longer help: ask for a new message instead."
@@ -443,6 +460,8 @@ def of_validation(errors: Sequence[Any]) -> Response:
     kind, value = e["type"], e.get("input")
     if where != "body":
         return problem("invalid_parameter", f"{where} {field}: {e['msg']}", field=field)
+    if kind.startswith("model") and last in _AUDIENCE_FIELDS:
+        return problem("audience_refused", f"{field} is not taken inline", field=field)
     if kind == "extra_forbidden":
         if last in _AUDIENCE_FIELDS:
             return problem("audience_refused", f"{field} is not taken inline", field=field)

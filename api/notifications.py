@@ -36,13 +36,14 @@ async def create(
 ) -> AcceptedAnswer:
     """Accepted once it is durable and its workflow has started; nothing is sent before the answer."""
     ask = Ask(caller, Kind.NOTIFICATION, key, await request.body(), accept.now())
-    row, replayed = await within(_take_on(parts, ask, body))
+    row, replayed = await within(take_on(parts, ask, body))
     if replayed:
         response.headers[REPLAY_HEADER] = "true"
     return AcceptedAnswer(**accept.answer(row, replayed))
 
 
-async def _take_on(parts: Parts, ask: Ask, body: NotificationRequest) -> tuple[AcceptedRow, bool]:
+async def take_on(parts: Parts, ask: Ask, body: NotificationRequest) -> tuple[AcceptedRow, bool]:
+    """Accept it and start it, once."""
     caller = ask.caller
 
     async def read() -> Found:

@@ -162,13 +162,21 @@ class CancelBody(Request):
     reason: Annotated[str, StringConstraints(max_length=200)] = "cancelled"
 
 
+class AudienceOf(Request):
+    """Exactly those who got an earlier campaign, for a correction."""
+
+    sent_of: UUID
+
+
 class CampaignRequest(Request):
     """Tell a list something. Marketing only."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     category: CategoryName
     template_id: TemplateName
-    list_id: ListName
+    list_id: ListName | None = None
+    """A list, or `audience`."""
+    audience: AudienceOf | None = None
     variables: Variables = {}
     send_at: AwareDatetime | None = None
     local_time: Annotated[str, StringConstraints(pattern=LOCAL)] | None = None
@@ -181,6 +189,24 @@ class CampaignRequest(Request):
     """Paced so as to end by then, unless a rate is set."""
     expires_at: AwareDatetime | None = None
     rate_per_second: float | None = Field(None, gt=0, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _one_audience(self) -> "CampaignRequest":
+        if (self.list_id is None) == (self.audience is None):
+            raise ValueError("give exactly one of list_id and audience")
+        return self
+
+
+class TestSendRequest(Request):
+    """What a campaign would say, to named colleagues only."""
+
+    __test__ = False
+
+    category: CategoryName
+    template_id: TemplateName
+    variables: Variables = {}
+    recipient_ids: list[RecipientId] = Field(min_length=1, max_length=20)
+    """Recipients marked internal."""
 
 
 class ReasonBody(Request):
@@ -314,6 +340,19 @@ class CampaignStatus(Wire):
     expires_at: datetime | None = None
     closed_at: datetime | None = None
     last_send_at: datetime | None = None
+    deadline: datetime | None = None
+    local_time: datetime | None = None
+    created_by: str = ""
+    approved_by: str | None = None
+    """Set once a second person has agreed, where one is needed."""
+
+
+class TestSends(Wire):
+    """One notification for each colleague."""
+
+    __test__ = False
+
+    items: list[AcceptedAnswer]
 
 
 class CampaignRecipient(Wire):

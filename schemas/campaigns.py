@@ -32,6 +32,8 @@ class CampaignSpec(Wire):
     deadline: datetime | None = None
     """Paced so as to end by then, unless a rate is set."""
     rate_per_second: float | None = None
+    sent_of: UUID | None = None
+    """A correction: the audience is who got this campaign, written down as a list at launch."""
 
 
 class CampaignRef(Wire):

@@ -766,6 +766,18 @@ class ListVersion:
     created_at: datetime
 
 
+class Audiences(Protocol):
+    async def write_sent(
+        self, tenant: str, list_id: str, version_id: UUID, source: CampaignRow
+    ) -> ListVersion:
+        """A list version of exactly those who got a campaign; a repeat finds it done.
+
+        Raises:
+            Refusal: `campaign_not_frozen`.
+        """
+        ...
+
+
 # --- what recurs ----------------------------------------------------------------------------------------------------
 
 

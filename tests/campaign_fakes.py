@@ -38,6 +38,7 @@ from sendloom.stores.catalog import PostgresCatalog
 from sendloom.stores.dead_letters import PostgresDeadLetters
 from sendloom.stores.decisions import PostgresDecisions
 from sendloom.stores.ledger.postgres import PostgresLedger
+from sendloom.stores.lists import PostgresLists
 from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import open_pool
 from tests.fakes import START, FakeClock, FakeSealer
@@ -352,6 +353,7 @@ class CampaignStage:
             "accepted": self.accepted,
             "dead_letters": self.dead_letters,
             "templates": self.templates,
+            "audiences": PostgresLists(self.pool, self.sealer),
             "now": self.clock.now,
         }
         return CampaignActivities(**{**given, **ports})

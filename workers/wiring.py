@@ -39,6 +39,7 @@ from sendloom.stores.catalog import PostgresCatalog
 from sendloom.stores.dead_letters import PostgresDeadLetters
 from sendloom.stores.decisions import PostgresDecisions
 from sendloom.stores.ledger.postgres import PostgresLedger
+from sendloom.stores.lists import PostgresLists
 from sendloom.stores.passcodes import PostgresPasscodes
 from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import Pool, open_pool
@@ -136,6 +137,7 @@ async def flow(
             accepted=s.accepted,
             dead_letters=s.dead_letters,
             templates=Templates(s.catalog),
+            audiences=PostgresLists(pool, sealer),
         )
         yield [
             delivery.plan,

@@ -22,7 +22,7 @@ from sendloom.cli._client import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schemas.api import CampaignStatus
+    from schemas.api import CampaignRequest, CampaignStatus
     from sendloom.client import SendloomClient
 
 campaign_app = typer.Typer(help="Send to lists: start, watch and control it.", no_args_is_help=True)
@@ -35,42 +35,67 @@ def register(app: typer.Typer) -> None:
     app.add_typer(campaign_app, name="campaign")
 
 
+_Name = Annotated[str, typer.Option("--name", help="For people.")]
+_Category = Annotated[str, typer.Option("--category", help="A marketing category.")]
+_Template = Annotated[str, typer.Option("--template", help="Template id.")]
+_List = Annotated[str | None, typer.Option("--list", help="A list with a ready version.")]
+_SentOf = Annotated[
+    UUID | None, typer.Option("--sent-of", help="Instead of a list: who got this campaign.")
+]
+_SendAt = Annotated[
+    str | None, typer.Option("--send-at", help="Not before: 2026-01-15T09:00:00+01:00.")
+]
+_LocalTime = Annotated[
+    str | None,
+    typer.Option("--local-time", help="Each recipient's own wall time: 2026-01-15T09:00."),
+]
+_Missed = Annotated[
+    str,
+    typer.Option("--missed", help="When that has passed for somebody: send, next_day or skip."),
+]
+_Window = Annotated[
+    str | None, typer.Option("--window", help="Only then, recipient's time: 09:00-20:00.")
+]
+_Deadline = Annotated[str | None, typer.Option("--deadline", help="Paced so as to end by then.")]
+_ExpiresAt = Annotated[str | None, typer.Option("--expires-at", help="Nothing is sent after this.")]
+_Rate = Annotated[float | None, typer.Option("--rate", help="Recipients a second.")]
+
+
 @campaign_app.command("create")
 def create(
-    name: Annotated[str, typer.Option(help="For people.")],
-    category: Annotated[str, typer.Option(help="A marketing category.")],
-    template: Annotated[str, typer.Option(help="Template id.")],
-    list_id: Annotated[str, typer.Option("--list", help="A list with a ready version.")],
+    name: _Name,
+    category: _Category,
+    template: _Template,
+    list_id: _List = None,
+    sent_of: _SentOf = None,
     var: Variable = None,
-    send_at: Annotated[
-        str | None, typer.Option(help="Not before: 2026-01-15T09:00:00+01:00.")
-    ] = None,
-    expires_at: Annotated[str | None, typer.Option(help="Nothing is sent after this.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Recipients a second.")] = None,
+    send_at: _SendAt = None,
+    local_time: _LocalTime = None,
+    missed: _Missed = "send",
+    window: _Window = None,
+    deadline: _Deadline = None,
+    expires_at: _ExpiresAt = None,
+    rate: _Rate = None,
     key: Key = None,
     watch_: Annotated[bool, typer.Option("--watch", help="Stay and show the progress.")] = False,
     json_: Json = False,
 ) -> None:
     """Start a campaign."""
-    from pydantic import ValidationError
-
-    from schemas.api import CampaignRequest
-
-    body = {
-        "name": name,
-        "category": category,
-        "template_id": template,
-        "list_id": list_id,
-        "variables": variables(var),
-        "send_at": send_at,
-        "expires_at": expires_at,
-        "rate_per_second": rate,
-    }
-    try:
-        request = CampaignRequest.model_validate({k: v for k, v in body.items() if v is not None})
-    except ValidationError as e:
-        error = e.errors(include_input=False)[0]
-        raise typer.BadParameter(f"{error['loc'][0]}: {error['msg']}") from None
+    request = _request(
+        name=name,
+        category=category,
+        template_id=template,
+        list_id=list_id,
+        audience=None if sent_of is None else {"sent_of": sent_of},
+        variables=variables(var),
+        send_at=send_at,
+        local_time=local_time,
+        missed=missed,
+        window=window,
+        deadline=deadline,
+        expires_at=expires_at,
+        rate_per_second=rate,
+    )
     with connected() as client:
         accepted = client.create_campaign(request, key=new_key(key))
         if not watch_:
@@ -78,6 +103,89 @@ def create(
             return
         last = _watch(client, accepted.id, json_)
     _exit(last)
+
+
+@campaign_app.command("preflight")
+def preflight(
+    category: _Category,
+    template: _Template,
+    list_id: _List = None,
+    sent_of: _SentOf = None,
+    var: Variable = None,
+    send_at: _SendAt = None,
+    local_time: _LocalTime = None,
+    missed: _Missed = "send",
+    window: _Window = None,
+    deadline: _Deadline = None,
+    expires_at: _ExpiresAt = None,
+    rate: _Rate = None,
+    json_: Json = False,
+) -> None:
+    """What a launch would be told now. Exits with 1 when it would be refused."""
+    request = _request(
+        name="preflight",
+        category=category,
+        template_id=template,
+        list_id=list_id,
+        audience=None if sent_of is None else {"sent_of": sent_of},
+        variables=variables(var),
+        send_at=send_at,
+        local_time=local_time,
+        missed=missed,
+        window=window,
+        deadline=deadline,
+        expires_at=expires_at,
+        rate_per_second=rate,
+    )
+    with connected() as client:
+        report = client.preflight_campaign(request)
+    show(report, json_)
+    if not report.ok:
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def _request(**given: object) -> "CampaignRequest":
+    from pydantic import ValidationError
+
+    from schemas.api import CampaignRequest
+
+    try:
+        return CampaignRequest.model_validate({k: v for k, v in given.items() if v is not None})
+    except ValidationError as e:
+        error = e.errors(include_input=False)[0]
+        where = f"{error['loc'][0]}: " if error["loc"] else ""
+        raise typer.BadParameter(f"{where}{error['msg']}") from None
+
+
+@campaign_app.command("test")
+def send_test(
+    category: _Category,
+    template: _Template,
+    to: Annotated[list[str], typer.Option("--to", help="An internal recipient; may be repeated.")],
+    var: Variable = None,
+    key: Key = None,
+    json_: Json = False,
+) -> None:
+    """Send it to named colleagues first."""
+    from schemas.api import TestSendRequest
+
+    request = TestSendRequest(
+        category=category, template_id=template, variables=variables(var), recipient_ids=to
+    )
+    with connected() as client:
+        sent = client.test_campaign(request, key=new_key(key))
+    table(sent.items, ("id", "kind", "status_url", "replayed"), json_)
+
+
+@campaign_app.command("approve")
+def approve(id: UUID, json_: Json = False) -> None:
+    """As the second person, with another key than the one it was made with."""
+    with connected() as client:
+        status = client.approve_campaign(id)
+    if json_:
+        show(status, True)
+    else:
+        typer.echo(f"{id} is approved by {status.approved_by}")
 
 
 @campaign_app.command("show")

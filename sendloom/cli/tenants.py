@@ -69,6 +69,14 @@ def create_tenant(
         list[str] | None,
         typer.Option(help="Regions passcodes to raw numbers may go to; may be repeated."),
     ] = None,
+    approval_over: Annotated[
+        int | None,
+        typer.Option(min=0, help="Campaigns to more people than this need a second person."),
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(help="Agreed with a provider, a second: email=500; may be repeated."),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Create a tenant, or change it."""
@@ -81,6 +89,7 @@ def create_tenant(
 
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", tenant):
         raise typer.BadParameter("1 to 32 of a-z, 0-9 and '-'", param_hint="TENANT")
+    rates = _rates(rate or [])
     try:
         validate_zone(zone)
         locale = validate_locale(locale)
@@ -94,6 +103,10 @@ def create_tenant(
         settings = dict(known.settings) if known is not None else {}
         if sms_region:
             settings["sms_regions"] = [one.upper() for one in sms_region]
+        if approval_over is not None:
+            settings["approval_over"] = approval_over
+        if rates:
+            settings["rates"] = {**settings.get("rates", {}), **rates}
         await catalog.put_tenant(
             Tenant(
                 tenant=tenant,
@@ -118,6 +131,22 @@ def create_tenant(
         typer.echo(json.dumps({"tenant": tenant, "created": created}))
     else:
         typer.echo(f"{tenant} is {'created' if created else 'changed'}")
+
+
+def _rates(given: list[str]) -> dict[str, float]:
+    from schemas.kinds import Channel
+
+    rates = {}
+    for one in given:
+        channel, _, number = one.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = 0.0
+        if channel not in list(Channel) or not 0 < value < float("inf"):
+            raise typer.BadParameter(f"{one!r} is not like email=500", param_hint="--rate")
+        rates[channel] = value
+    return rates
 
 
 @tenant_app.command("list")

@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from schemas import api
 from schemas.api import IDEMPOTENCY_HEADER, Page
+from schemas.campaigns import PreflightReport
 from schemas.kinds import RecipientState
 
 T = TypeVar("T")
@@ -259,6 +260,21 @@ def cancel_series(id: UUID) -> Call[api.SeriesStatus]:
 
 def create_campaign(request: api.CampaignRequest, *, key: str) -> Call[api.AcceptedAnswer]:
     return _send("POST", _path("campaigns"), _reads(api.AcceptedAnswer), request, key=key)
+
+
+def preflight_campaign(request: api.CampaignRequest) -> Call[PreflightReport]:
+    """What a launch would be told now; nothing is created."""
+    return _send("POST", _path("campaigns", "preflight"), _reads(PreflightReport), request)
+
+
+def test_campaign(request: api.TestSendRequest, *, key: str) -> Call[api.TestSends]:
+    """To recipients marked internal only."""
+    return _send("POST", _path("campaigns", "test"), _reads(api.TestSends), request, key=key)
+
+
+def approve_campaign(id: UUID) -> Call[api.CampaignStatus]:
+    """By another key than the one that asked for it."""
+    return _send("POST", _path("campaigns", id, "approve"), _reads(api.CampaignStatus))
 
 
 def campaign(id: UUID) -> Call[api.CampaignStatus]:

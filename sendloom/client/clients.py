@@ -81,6 +81,9 @@ class _Operations:
     cancel_series = _Operation(calls.cancel_series)
 
     create_campaign = _Operation(calls.create_campaign)
+    preflight_campaign = _Operation(calls.preflight_campaign)
+    test_campaign = _Operation(calls.test_campaign)
+    approve_campaign = _Operation(calls.approve_campaign)
     campaign = _Operation(calls.campaign)
     campaigns = _Operation(calls.campaigns)
     campaign_recipients = _Operation(calls.campaign_recipients)

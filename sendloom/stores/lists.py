@@ -7,10 +7,11 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from schemas.kinds import Channel
+from schemas.kinds import Channel, RecipientState
 from sendloom.domain.list_lines import ListRow
+from sendloom.domain.outcomes import RECIPIENT_CODE
 from sendloom.errors import Refusal
-from sendloom.ports import ListVersion, Sealer
+from sendloom.ports import CampaignRow, ListVersion, Sealer
 from sendloom.rows import AddressWrite, ChunkRecord, Consent, ListRecord, RecipientWrite
 from sendloom.stores.pool import BULK, STATEMENT, Connection, Pool, PostgresStore, Record, or_none
 from sendloom.stores.queries import load
@@ -27,6 +28,8 @@ ERRORS_KEPT = 100
 """Of each chunk."""
 EMPTY = "empty"
 ABANDONED = "abandoned"
+_SHARD_ROWS = 50_000
+"""Rows of a campaign that one statement looks at for a correction."""
 PLACING = 600.0
 """Seconds. The step to ready orders and writes the whole list."""
 
@@ -190,6 +193,32 @@ class PostgresLists(PostgresStore):
         ready = await self.version(tenant, version_id)
         assert ready is not None
         return ready
+
+    async def write_sent(
+        self, tenant: str, list_id: str, version_id: UUID, source: CampaignRow
+    ) -> ListVersion:
+        if source.frozen_at is None or source.version_id is None:
+            raise Refusal("campaign_not_frozen", "that campaign was never launched", status=409)
+        await self.create(tenant, list_id)
+        version = await self.start_version(tenant, list_id, version_id, "ndjson")
+        if version.state == "uploading":
+            shards, size = source.shards or 0, source.size or 0
+            step = max(1, _SHARD_ROWS * shards // max(size, 1))
+            for first in range(0, shards, step):
+                await self._execute(
+                    SQL["stage_sent"],
+                    tenant,
+                    version_id,
+                    source.frozen_at,
+                    source.campaign_id,
+                    RECIPIENT_CODE[RecipientState.SENT],
+                    source.version_id,
+                    first,
+                    min(first + step, shards) - 1,
+                    timeout=PLACING,
+                )
+            version = await self.make_ready(tenant, version_id)
+        return version
 
     async def fail(self, tenant: str, version_id: UUID, reason: str) -> bool:
         """An upload that cannot go on; what was staged is dropped."""

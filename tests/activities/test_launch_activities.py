@@ -2,8 +2,9 @@
 
 import itertools
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -132,3 +133,92 @@ async def test_what_nobody_approves_before_it_expires_fails(stage: CampaignStage
     said = await stage.run(stage.plan_activities().approval, stage.ref)
     assert (said.approved, said.refused) == (False, "not_approved")
     assert (await stage.row()).reason == "not_approved"
+
+
+# --- corrections ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_correction_goes_to_exactly_those_who_got_it_with_their_values(
+    stage: CampaignStage,
+):
+    await stage.set_up(30, page_size=4, pages_a_shard=2)
+    await stage.pool.execute(
+        "UPDATE consents SET granted = false WHERE recipient_id IN ('r000003', 'r000017')"
+    )
+    frozen = await stage.launch()
+    sending = stage.send_activities()
+    for shard in range(frozen.shards):
+        await stage.plan(shard)
+        await stage.send(sending, shard=shard)
+    assert (await stage.states())["sent"] == 28
+    wrong = stage.campaign_id
+    stage.mailer.mails.clear()
+
+    stage.campaign_id = uuid4()
+    stage.ref = stage.ref.model_copy(update={"campaign_id": stage.campaign_id})
+    await stage.insert(sent_of=str(wrong))
+    await stage.pool.execute(
+        "UPDATE campaigns SET list_id = 'correction' WHERE campaign_id = $1", stage.campaign_id
+    )
+    results = [await stage.run(stage.plan_activities().freeze, stage.ref) for _ in range(2)]
+    assert results[0].frozen is not None, results[0].refused
+    assert [r.frozen and r.frozen.size for r in results] == [28, 28]
+    row = await stage.row()
+    assert row.version_id is not None
+    members = await stage.campaigns.sample(TENANT, CATEGORY, row.version_id, 100)
+    assert {m.recipient_id for m in members} == {f"r{n:06d}" for n in range(30) if n not in (3, 17)}
+    assert all(m.variables == {"first_name": f"Ana{int(m.recipient_id[1:])}"} for m in members)
+
+
+async def test_a_correction_of_what_nobody_got_is_refused_at_launch(stage: CampaignStage):
+    await stage.set_up(3)
+    await stage.launch()
+    wrong = stage.campaign_id
+    stage.campaign_id = uuid4()
+    stage.ref = stage.ref.model_copy(update={"campaign_id": stage.campaign_id})
+    await stage.insert(sent_of=str(wrong))
+    await stage.pool.execute(
+        "UPDATE campaigns SET list_id = 'correction' WHERE campaign_id = $1", stage.campaign_id
+    )
+    result = await stage.run(stage.plan_activities().freeze, stage.ref)
+    assert result.refused is not None
+    assert result.refused.code == "list_empty"
+
+
+# --- local-time waves -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("missed", "zone", "expected"),
+    [
+        # In Berlin 02:30 does not exist that day: the first moment after the gap.
+        ("send", "Europe/Berlin", ("deferred", "2026-03-29T01:00:00+00:00")),
+        ("send", "America/New_York", ("deferred", "2026-03-29T06:30:00+00:00")),
+        # It was 02:30 in Tokyo before the plan.
+        ("send", "Asia/Tokyo", ("pending", None)),
+        ("next_day", "Asia/Tokyo", ("deferred", "2026-03-29T17:30:00+00:00")),
+        ("skip", "Asia/Tokyo", ("expired", None)),
+    ],
+)
+async def test_waves_keep_the_wall_time_on_the_day_the_clocks_change(
+    stage: CampaignStage, missed: str, zone: str, expected: tuple[str, str | None]
+):
+    """CAMP-7: half past two on the night of 2026-03-29."""
+    await stage.set_up(1)
+    await stage.pool.execute("UPDATE tenants SET quiet_start = '00:00', quiet_end = '00:00'")
+    await stage.pool.execute("UPDATE recipients SET zone = $1", zone)
+    stage.clock.at = datetime(2026, 3, 28, 20, tzinfo=UTC)
+    await stage.launch(local_time="2026-03-29T02:30:00", missed=missed)
+    await stage.plan()
+    row = await stage.pool.fetchrow(
+        "SELECT recipient_state(state) AS state, not_before FROM decisions"
+    )
+    assert row is not None
+    state, moment = expected
+    assert row["state"] == state
+    if moment is None:
+        assert row["not_before"] is None
+    else:
+        # Spread over a few minutes, so that a whole zone does not leave in one second.
+        late = row["not_before"] - datetime.fromisoformat(moment)
+        assert timedelta(0) <= late <= timedelta(minutes=15)

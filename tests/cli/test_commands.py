@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from uuid import uuid4
 
 from tests.cli.conftest import Sendloom, Served
@@ -211,3 +212,17 @@ def test_help_of_every_command_is_there(sendloom: Sendloom):
         "key",
     ):
         assert sendloom(name, "--help").exit_code == 0
+
+
+def test_preflight_tells_what_is_wrong_and_exits_with_1(sendloom: Sendloom, tmp_path: Path):
+    audience = tmp_path / "all.ndjson"
+    audience.write_text('{"recipient_id": "c-1", "email": "c1@example.com"}\n')
+    assert sendloom("list", "upload", "all", str(audience)).exit_code == 0
+    asked = ("--category", "offers", "--template", "placed", "--list", "all")
+    bad = sendloom("campaign", "preflight", *asked, "--json")
+    assert bad.exit_code == 1
+    assert json.loads(bad.stdout)["code"] == "preflight_failed"
+    good = sendloom.json("campaign", "preflight", *asked, "--var", "order=1")
+    assert (good["ok"], good["checked"]) == (True, 1)
+    both = sendloom("campaign", "preflight", *asked, "--sent-of", str(uuid4()))
+    assert both.exit_code == 2

@@ -77,6 +77,15 @@ def every_call() -> list[calls.Call[Any]]:
         calls.create_campaign(
             wire.CampaignRequest(name="n", category="c", template_id="t", list_id="l"), key="k"
         ),
+        calls.preflight_campaign(
+            wire.CampaignRequest(
+                name="n", category="c", template_id="t", audience=wire.AudienceOf(sent_of=id)
+            )
+        ),
+        calls.test_campaign(
+            wire.TestSendRequest(category="c", template_id="t", recipient_ids=["r"]), key="k"
+        ),
+        calls.approve_campaign(id),
         calls.campaign(id),
         calls.campaigns(),
         calls.campaign_recipients(id, RecipientState.SENT),

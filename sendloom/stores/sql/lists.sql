@@ -54,6 +54,15 @@ SELECT $1, $2, n.recipient_id, $3, n.variables FROM unnest($4::text[], $5::jsonb
 ON CONFLICT (tenant, version_id, recipient_id) DO UPDATE SET variables = excluded.variables, chunk = excluded.chunk
  WHERE excluded.chunk > s.chunk
 
+-- name: stage_sent
+-- Who got a campaign (state $5), with the values of the list it went to.
+INSERT INTO list_staging (tenant, version_id, recipient_id, chunk, variables)
+SELECT d.tenant, $2, d.recipient_id, 0, r.variables
+  FROM decisions d
+  JOIN list_rows r ON r.tenant = d.tenant AND r.version_id = $6 AND r.shard = d.shard AND r.page = d.page AND r.recipient_id = d.recipient_id
+ WHERE d.tenant = $1 AND d.frozen_at = $3 AND d.campaign_id = $4 AND d.state = $5 AND d.shard BETWEEN $7 AND $8
+ON CONFLICT DO NOTHING
+
 -- name: staged
 SELECT count(*) FROM list_staging WHERE tenant = $1 AND version_id = $2
 
