@@ -97,22 +97,15 @@ class TriggerActivities:
             row = await self._schedules.get(request.tenant, request.schedule_id)
             if row is None or row.state is not ScheduleState.ACTIVE:
                 return 0
-            next_after = times(row.cron, row.every_seconds, load(row.zone)).next
-            until = self._until(request, row)
-            rule = _rule(row)
-            # A year of minutes takes a second to count; others must not wait for it.
-            found = await asyncio.to_thread(owed, next_after, row.handled_until, until, rule)
-            if found.handled_until == row.handled_until:
-                return 0
-            next_at = next_after(found.handled_until)
-            fires = _lines(found, request.by)
-            if await self._schedules.judge(row, found.handled_until, next_at, fires):
-                if found.skipped:
-                    log.warning(
-                        "runs were missed and left out by the schedule's rule",
-                        extra={"schedule": str(row.id), "skipped": found.skipped},
-                    )
-                return found.skipped
+            found = await judge(self._schedules, row, self._until(request, row), request.by)
+            if found is None:
+                continue
+            if found.skipped:
+                log.warning(
+                    "runs were missed and left out by the schedule's rule",
+                    extra={"schedule": str(row.id), "skipped": found.skipped},
+                )
+            return found.skipped
         raise StoreUnavailable("the schedule is being changed")
 
     def _until(self, request: FireTrigger, row: ScheduleRow) -> datetime:
@@ -259,6 +252,30 @@ class TriggerActivities:
             workflow_input=given.model_dump_json().encode(),
             content=content.model_dump_json().encode(),
         )
+
+
+async def judge(
+    schedules: ScheduleStore, row: ScheduleRow, until: datetime, by: str
+) -> Owed | None:
+    """Write down what is owed and what is left out, up to a moment. None: the row has changed since it was read."""
+    next_after = times(row.cron, row.every_seconds, load(row.zone)).next
+    # A year of minutes takes a second to count; others must not wait for it.
+    found = await asyncio.to_thread(owed, next_after, row.handled_until, until, _rule(row))
+    if found.handled_until == row.handled_until:
+        return found
+    next_at = next_after(found.handled_until)
+    written = await schedules.judge(row, found.handled_until, next_at, _lines(found, by))
+    return found if written else None
+
+
+async def redefine(
+    schedules: ScheduleStore, row: ScheduleRow, new: ScheduleRow, now: datetime
+) -> ScheduleRow | None:
+    """Put a new definition in place of `row`, from now on; a run that was due before it stays owed (case C72). None: it has changed."""
+    if row.state is ScheduleState.ACTIVE and await judge(schedules, row, now, "change") is None:
+        return None
+    next_at = times(new.cron, new.every_seconds, load(new.zone)).next(now)
+    return await schedules.replace(replace(new, handled_until=now, next_at=next_at), row.version)
 
 
 def _campaign(

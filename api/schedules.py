@@ -12,6 +12,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AwareDatetime
 
+from activities.triggers import redefine
 from api import accept
 from api.accept import Found
 from api.auditing import audited
@@ -380,20 +381,21 @@ async def put(
     async def change() -> tuple[ScheduleRow, list[str]]:
         warnings: list[str] = []
 
-        async def wanted(row: ScheduleRow) -> ScheduleRow | None:
+        async def write(row: ScheduleRow) -> ScheduleRow | None:
             if hmac.compare_digest(row.body_hmac, hashed):
-                return None
+                return row
             new, found = await _row(parts, caller, body, id, hashed)
             warnings[:] = found
-            return replace(
+            kept = replace(
                 new,
                 mode=row.mode,
                 state=row.state,
                 created_at=row.created_at,
                 created_by=row.created_by,
             )
+            return await redefine(parts.schedules, row, kept, accept.now())
 
-        return await _change(parts, caller, id, wanted), warnings
+        return await _change(parts, caller, id, write), warnings
 
     row, warnings = await within(change())
     await audited(parts, caller, "schedule.change", str(id))
@@ -422,17 +424,16 @@ async def resume(id: UUID, caller: Controller, parts: PartsDep) -> ScheduleStatu
 async def _set_state(
     parts: Parts, caller: Caller, id: UUID, state: ScheduleState, action: str
 ) -> ScheduleStatus:
-    async def wanted(row: ScheduleRow) -> ScheduleRow | None:
+    async def write(row: ScheduleRow) -> ScheduleRow | None:
         if row.state is state:
-            return None
-        if state is not ScheduleState.ACTIVE:
-            return replace(row, state=state)
-        now = accept.now()
-        runs = times(row.cron, row.every_seconds, load(row.zone))
-        return replace(row, state=state, handled_until=now, next_at=runs.next(now))
+            return row
+        new = replace(row, state=state)
+        if state is ScheduleState.ACTIVE:
+            return await redefine(parts.schedules, row, new, accept.now())
+        return await parts.schedules.replace(new, row.version)
 
     deleting = state is ScheduleState.DELETED
-    row = await within(_change(parts, caller, id, wanted, deleting=deleting))
+    row = await within(_change(parts, caller, id, write, deleting=deleting))
     await audited(parts, caller, f"schedule.{action}", str(id))
     await _tell(parts, row)
     return _status(row)
@@ -442,11 +443,11 @@ async def _change(
     parts: Parts,
     caller: Caller,
     id: UUID,
-    wanted: Callable[[ScheduleRow], Awaitable[ScheduleRow | None]],
+    write: Callable[[ScheduleRow], Awaitable[ScheduleRow | None]],
     *,
     deleting: bool = False,
 ) -> ScheduleRow:
-    """Write what is wanted of the row as it is, whoever else changes it. None is wanted: it is so already.
+    """Write over the row as it is, whoever else changes it; `write` answers None when it has changed since.
 
     Raises:
         Refusal: `not_found`, `schedule_deleted`.
@@ -456,10 +457,7 @@ async def _change(
         caller.require_category(row.category)
         if row.state is ScheduleState.DELETED and not deleting:
             raise Refusal("schedule_deleted", "it was deleted", status=409)
-        new = await wanted(row)
-        if new is None:
-            return row
-        changed = await parts.schedules.replace(new, row.version)
+        changed = await write(row)
         if changed is not None:
             return changed
     raise Transient("the schedule is being changed by others")

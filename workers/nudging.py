@@ -56,6 +56,8 @@ class Nudger:
                 # One that cannot be fired must not hold up the others.
                 log.exception("a schedule could not be fired", extra={"schedule": str(id)})
                 continue
+            if not result.fired and not result.skipped:
+                continue
             log.warning(
                 "a schedule was overdue",
                 extra={"schedule": str(id), "fired": len(result.fired), "skipped": result.skipped},

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 
-from activities.triggers import TriggerActivities
+from activities.triggers import TriggerActivities, redefine
 from schemas.campaigns import CampaignInput
 from schemas.content import CampaignContent, Content
 from schemas.kinds import CampaignPhase, Channel, Kind, MessageClass
@@ -283,12 +283,57 @@ async def test_a_recurring_campaign_is_a_campaign_of_its_own_each_time(case: Cas
     assert stored.name == f"news {NINE + HOUR:%Y-%m-%d %H:%M}"
 
 
+async def test_c72_a_schedule_that_is_rewritten_while_it_fires_loses_and_doubles_no_run(case: Case):
+    """Each minute is due while somebody else rewrites the schedule at the very same moment."""
+    minute = timedelta(minutes=1)
+    await case.change(cron="* * * * *", overlap=Overlap.ALLOW)
+    schedules = case.stores.schedules
+
+    async def rewrite(at: datetime, number: int) -> None:
+        while True:
+            row = await schedules.get(case.row.tenant, case.row.id)
+            assert row is not None
+            new = replace(row, name=f"number {number}")
+            if await redefine(schedules, row, new, at) is not None:
+                return
+
+    for n in range(1, 21):
+        due = NINE + n * minute
+        await asyncio.gather(
+            case.wake(due, woken_for=due), rewrite(due + timedelta(milliseconds=5), n)
+        )
+    await case.wake(NINE + 20 * minute)
+    log = await case.log()
+    assert [line.scheduled_for for line in log] == [NINE + n * minute for n in range(1, 21)]
+    assert {line.status for line in log} == {"fired"}
+    assert set(case.starts.times) == {fire_id(case.row.id, NINE + n * minute) for n in range(1, 21)}
+
+
+async def test_a_run_that_was_due_before_a_change_is_still_owed_after_it(case: Case):
+    row = await case.stores.schedules.get(case.row.tenant, case.row.id)
+    assert row is not None
+    late = NINE + HOUR + timedelta(milliseconds=200)
+    new = replace(row, cron="30 * * * *")
+    changed = await redefine(case.stores.schedules, row, new, late)
+    assert changed is not None
+    assert changed.next_at == NINE + HOUR + timedelta(minutes=30)
+    result = await case.wake(late)
+    assert result.fired == [fire_id(row.id, NINE + HOUR)]
+
+
 # --- nobody wakes us --------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def unlocked(_: str) -> AsyncIterator[bool]:
     yield True
+
+
+async def long_forgotten(case: Case) -> None:
+    """Handled three hours ago by the real clock, which is the store's."""
+    case.clock.at, before = NOW, NOW - 3 * HOUR
+    case.row = a_schedule(case.row.tenant, handled_until=before, next_at=before + HOUR)
+    await case.stores.schedules.insert_or_match(case.row)
 
 
 async def yes() -> bool:
@@ -324,10 +369,8 @@ def nudger(
 
 async def test_with_the_scheduler_lost_the_sweeper_keeps_the_rule_and_others_go_on(case: Case):
     """The trigger log does not live in the scheduler (STORE-5)."""
-    case.clock.at = NOW
-    before = NOW - 3 * HOUR
-    await case.change(handled_until=before, next_at=before + HOUR)
-    broken = a_schedule(case.row.tenant, handled_until=before, next_at=before + HOUR)
+    await long_forgotten(case)
+    broken = replace(case.row, id=uuid4())
     await case.stores.schedules.insert_or_match(broken)
     applied: list[ScheduleRow] = []
     sweeping = nudger(case, applied, fails=frozenset({broken.id}))
@@ -340,10 +383,11 @@ async def test_with_the_scheduler_lost_the_sweeper_keeps_the_rule_and_others_go_
 
 
 async def test_while_temporal_is_away_nothing_is_promised_that_would_leave_in_one_burst(case: Case):
-    case.clock.at = NOW
-    await case.change(handled_until=NOW - 3 * HOUR, next_at=NOW - 2 * HOUR)
+    await long_forgotten(case)
     await nudger(case, [], reachable=no).nudge()
     assert await case.log() == []
+    await nudger(case, []).nudge()
+    assert await case.log() != []
 
 
 async def test_c30_runs_that_were_judged_one_by_one_while_nothing_could_start_are_one_run_later(

@@ -20,9 +20,10 @@ SELECT
   FROM schedules WHERE tenant = $1 AND schedule_id > $2 AND state <> 'deleted' ORDER BY schedule_id LIMIT $3
 
 -- name: replace
+-- Who judged meanwhile has not changed the version, and is not undone.
 UPDATE schedules SET kind = $4, body_hmac = $5, name = $6, category = $7, recipient_id = $8, content = $9, cron = $10, every_seconds = $11,
        zone = $12, overlap = $13, catch_up = $14, catch_up_seconds = $15, catch_up_max = $16, jitter_seconds = $17, state = $18,
-       handled_until = $19, next_at = $20, version = version + 1, updated_at = now()
+       handled_until = greatest(handled_until, $19), next_at = $20, version = version + 1, updated_at = now()
  WHERE tenant = $1 AND schedule_id = $2 AND version = $3
 RETURNING
 -- include: columns
