@@ -1,0 +1,43 @@
+"""What recurs and reminder series, by command."""
+
+from tests.cli.conftest import Sendloom
+
+ORDER = ("--category", "orders", "--template", "placed", "--recipient", "r-1", "--var", "order=17")
+
+
+def test_a_schedule_is_made_paused_resumed_and_deleted_by_command(sendloom: Sendloom):
+    made = sendloom.json(
+        "schedule", "create", *ORDER, "--cron", "0 9 * * mon", "--zone", "Asia/Tokyo"
+    )
+    assert (made["state"], made["zone"], made["catch_up"]) == ("active", "Asia/Tokyo", "latest")
+    [listed] = sendloom.lines("schedule", "list")
+    assert listed == made
+    assert sendloom.json("schedule", "pause", made["id"])["state"] == "paused"
+    assert sendloom.json("schedule", "resume", made["id"])["state"] == "active"
+    assert sendloom.lines("schedule", "triggers", made["id"]) == []
+    assert sendloom.json("schedule", "delete", made["id"])["state"] == "deleted"
+    assert sendloom.lines("schedule", "list") == []
+    assert sendloom("schedule", "resume", made["id"]).exit_code == 1
+    hour = ("2026-05-05T09:00:00+02:00", "2026-05-05T10:00:00+02:00")
+    assert sendloom.lines("triggers", *hour) == []
+
+
+def test_what_makes_no_sense_is_said_before_anybody_is_asked(sendloom: Sendloom):
+    both = sendloom("schedule", "create", *ORDER, "--cron", "0 9 * * *", "--every", "3600")
+    assert both.exit_code == 2
+    assert "cron" in both.stderr
+    assert sendloom("schedule", "create", *ORDER[:4], "--cron", "0 9 * * *").exit_code == 2
+    assert sendloom("triggers", "yesterday", "today").exit_code == 2
+    refused = sendloom("schedule", "create", *ORDER, "--cron", "at nine")
+    assert (refused.exit_code, "bad_cron" in refused.stderr) == (1, True)
+
+
+def test_a_series_is_made_moved_and_cancelled_by_command(sendloom: Sendloom):
+    made = sendloom.json(
+        "series", "create", *ORDER, "--before", "P7D", "--before", "PT1H", "--local", "2035-01-15T09:00",
+    )  # fmt: skip
+    assert [member["before"] for member in made["members"]] == ["P7D", "PT1H"]
+    moved = sendloom.json("series", "move", made["id"], "--local", "2035-02-15T09:00")
+    assert moved["event_at"] == "2035-02-15T08:00:00Z"
+    assert sendloom.json("series", "cancel", made["id"])["state"] == "cancelled"
+    assert sendloom.json("series", "show", made["id"])["state"] == "cancelled"
