@@ -164,11 +164,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15)
     args = parser.parse_args()
     with outside() as out, smtp_sink() as sink:
-        env = {
-            "SENDLOOM_SMTP__HOST": "127.0.0.1",
-            "SENDLOOM_SMTP__PORT": str(sink.port),
-            "SENDLOOM_TWILIO__BASE_URL": f"http://127.0.0.1:{out.http_port}",
-        }
+        env = {**out.env, "SENDLOOM_SMTP__PORT": str(sink.port)}
         with stack(env) as s:
             seed(s)
             s.upload("bench", audience(args.recipients))

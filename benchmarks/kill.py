@@ -44,6 +44,7 @@ FINAL = {
     "erased",
     "undeliverable",
 }
+ACCOUNT_SID = "AC" + "0" * 31 + "1"
 LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 
 
@@ -54,6 +55,18 @@ class Outside:
     smtp_port: int
     http_port: int
     log: Path
+    token: str
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Settings that point a stack here."""
+        return {
+            "SENDLOOM_SMTP__HOST": "127.0.0.1",
+            "SENDLOOM_SMTP__PORT": str(self.smtp_port),
+            "SENDLOOM_TWILIO__BASE_URL": f"http://127.0.0.1:{self.http_port}",
+            "SENDLOOM_TWILIO__ACCOUNT_SID": ACCOUNT_SID,
+            "SENDLOOM_TWILIO__AUTH_TOKEN": self.token,
+        }
 
     def arrivals(self) -> list[dict[str, Any]]:
         with self.log.open("rb") as f:
@@ -69,15 +82,17 @@ def outside() -> Iterator[Outside]:
         log = Path(folder) / "arrivals.ndjson"
         log.touch()
         smtp_port, http_port = free_port(), free_port()
+        token = uuid4().hex
         process = subprocess.Popen(
             [sys.executable, "-m", "sendloom.providers.simulators",
-             "--smtp-port", str(smtp_port), "--http-port", str(http_port), "--log", str(log)],
-            start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+             "--smtp-port", str(smtp_port), "--http-port", str(http_port), "--log", str(log),
+             "--account-sid", ACCOUNT_SID],
+            start_new_session=True, env={**os.environ, "SENDLOOM_SIMULATOR_TWILIO_TOKEN": token}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
             wait_for_port(smtp_port)
             wait_for_port(http_port)
-            yield Outside(smtp_port, http_port, log)
+            yield Outside(smtp_port, http_port, log, token)
         finally:
             process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
@@ -361,13 +376,7 @@ def main() -> None:
     args = parser.parse_args()
     random.seed(args.seed)
     with outside() as out:
-        env = {
-            "SENDLOOM_SMTP__HOST": "127.0.0.1",
-            "SENDLOOM_SMTP__PORT": str(out.smtp_port),
-            "SENDLOOM_TWILIO__BASE_URL": f"http://127.0.0.1:{out.http_port}",
-            "PYTHONUNBUFFERED": "1",
-        }
-        with stack(env) as s:
+        with stack(out.env) as s:
             seed(s)
             result = asyncio.run(run(s, out, args))
     if not args.json:
