@@ -215,8 +215,8 @@ def main() -> None:
         results.append(measure(size, args.celery if n == 0 else 0, args.runs))
         if not args.json:
             for name, value in results[-1].items():
-                print(f"{name:26} {value}")  # noqa: T201
-    print(json.dumps(results[0] if len(results) == 1 else results))  # noqa: T201
+                print(f"{name:26} {value}")
+    print(json.dumps(results[0] if len(results) == 1 else results))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ BODY = "Hello {name},\n\nyour plan {plan} in {city} has news.\n" + "\n".join(
 )
 
 
-@app.task
+@app.task  # type: ignore[untyped-decorator]
 def send(port: int, to: str, name: str, plan: str, city: str) -> None:
     message = EmailMessage()
     message["From"] = "bench@example.com"

@@ -171,8 +171,8 @@ def main() -> None:
             result = asyncio.run(measure(s, out, sink, args.recipients, args.seconds))
     if not args.json:
         for name, value in result.items():
-            print(f"{name:30} {value}")  # noqa: T201
-    print(json.dumps(result))  # noqa: T201
+            print(f"{name:30} {value}")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -352,7 +352,7 @@ VICTIMS = (
 
 
 def log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    print(text, file=sys.stderr, flush=True)
 
 
 async def run(s: Stack, out: Outside, args: argparse.Namespace) -> dict[str, Any]:
@@ -382,7 +382,7 @@ def main() -> None:
     if not args.json:
         for name, value in result.items():
             log(f"{name:32} {value}")
-    print(json.dumps(result))  # noqa: T201
+    print(json.dumps(result))
     bad = ("lost", "doubled_marketing", "doubled_transactional", "doubled_security_other_payload")
     if any(result[name] for name in bad) or not result["sums_add_up"]:
         sys.stdout.flush()

@@ -63,7 +63,7 @@ def restore_older_valkey(s: Stack) -> None:
 
 def valkey_folder(s: Stack) -> Path:
     client = redis.Redis.from_url(redis_url(s))
-    return Path(str(client.config_get("dir")["dir"]))  # type: ignore[index]
+    return Path(str(client.config_get("dir")["dir"]))
 
 
 def redis_url(s: Stack) -> str:
@@ -126,8 +126,8 @@ def main() -> None:
     result = measure(args.recipients, args.times)
     if not args.json:
         for name, value in result.items():
-            print(f"{name:30} {value}")  # noqa: T201
-    print(json.dumps(result))  # noqa: T201
+            print(f"{name:30} {value}")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from sendloom.domain.lanes import lane_for
 from sendloom.embedded.valkey import EmbeddedValkey
 from sendloom.platform.temporal import connect
 from sendloom.platform.temporal_setup import set_up
-from sendloom.providers.smtp_session import LoginGate
 from sendloom.settings import Settings
 from tests.api.conftest import ON_A_BUSY_MACHINE, Account, code_of, notification, shared
 from tests.conftest import MakeSettings
@@ -68,8 +67,8 @@ async def temporal(api_settings: Settings) -> Client:
 @pytest_asyncio.fixture(loop_scope="module")
 async def fleet(api_settings: Settings, temporal: Client) -> AsyncIterator[None]:
     """Workers for what these tests send, as the product runs them."""
-    logins = LoginGate()
     async with AsyncExitStack() as running:
+        common = await running.enter_async_context(wiring.shared(api_settings))
         for message_class in SERVED:
             flow = await running.enter_async_context(
                 wiring.flow(api_settings, message_class, temporal)
@@ -77,7 +76,7 @@ async def fleet(api_settings: Settings, temporal: Client) -> AsyncIterator[None]
             await running.enter_async_context(flow_worker(temporal, message_class, flow, None))
             for channel in (Channel.SMS, Channel.EMAIL):
                 lane = lane_for(channel, message_class)
-                sends = await running.enter_async_context(wiring.lane(api_settings, lane, logins))
+                sends = await running.enter_async_context(wiring.lane(api_settings, lane, common))
                 await running.enter_async_context(lane_worker(temporal, lane, sends, None))
         yield
 
