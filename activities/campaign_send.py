@@ -24,6 +24,7 @@ from activities.campaign_plan import PLAN, letter
 from activities.delivery import ADDRESS_PURPOSE
 from activities.facts import spread_of
 from activities.heartbeats import heartbeating
+from activities.lane_guard import LaneGuard
 from activities.rendering import Templates
 from schemas.campaigns import Control, DueStretch, Stretch, StretchResult
 from schemas.kinds import (
@@ -87,6 +88,7 @@ DUE_AT_ONCE = 1_000
 SWITCHES_EVERY = 1.0
 NOTE_EVERY = 5.0
 CLAIM_TRIES = 5
+GIVE_WAY = 0.1
 KILLED_WAIT = timedelta(seconds=10)
 STORM_FIRST = timedelta(seconds=1)
 STORM_LONGEST = timedelta(seconds=30)
@@ -137,6 +139,7 @@ class CampaignSendActivities:
         templates: Templates,
         sealer: Sealer,
         watch: ControlWatch,
+        guard: LaneGuard | None = None,
         tokens: Tokens | None = None,
         provider_rate: float | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -154,6 +157,7 @@ class CampaignSendActivities:
         self.grounds = Grounds(campaigns, catalog, templates)
         self.sealer = sealer
         self.watch = watch
+        self.guard = guard
         self.tokens = tokens
         self.provider_rate = provider_rate
         self.now = now
@@ -321,7 +325,7 @@ class _Stretch:
         self.control = await lane.watch.follow(row.tenant, row.campaign_id)
         step = "due" if self.epoch is None else "send"
         try:
-            async with heartbeating(), self._watching():
+            async with heartbeating(), self._watching(), self._guarded():
                 worker = asyncio.create_task(work.run())
                 cancelled = False
                 while not worker.done():
@@ -467,7 +471,7 @@ class _Stretch:
         left = 0
         try:
             while rest and not self.stopping and self._is_fresh(read_at):
-                if not await self._control_is_fresh():
+                if not await self._control_is_fresh() or await self._gives_way():
                     continue
                 allowed = await self._tokens(min(len(rest), self.most))
                 if allowed == 0:
@@ -495,6 +499,20 @@ class _Stretch:
         finally:
             left += sum(await _all(tasks))
         return not rest and left == 0
+
+    def _guarded(self) -> contextlib.AbstractAsyncContextManager[None]:
+        guard = self.lane.guard
+        return contextlib.nullcontext() if guard is None else guard.watching()
+
+    async def _gives_way(self) -> bool:
+        """Waits in hand while security waits: a timer for each shard would load a server that is behind already."""
+        guard = self.lane.guard
+        if guard is None or not guard.yields:
+            return False
+        began = self.lane.monotonic()
+        await asyncio.sleep(GIVE_WAY)
+        metrics.record_held_back("security", self.lane.monotonic() - began)
+        return True
 
     async def _control_is_fresh(self) -> bool:
         """Waits rather than claims what could not be called."""

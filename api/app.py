@@ -30,6 +30,7 @@ from api import (
     wiring,
 )
 from api.edge import Edge
+from api.limits import Load
 from api.ports import Workflows
 from api.timing import ANSWER_WITHIN
 from schemas.api import Problem
@@ -76,15 +77,16 @@ def create_app(
         ConfigurationError: a setting is unknown or missing (case C38): it does not start with a default instead.
     """
     given = settings or load_settings()
+    load = Load()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with wiring.parts(given, workflows, answer_within) as parts:
+        async with wiring.parts(given, workflows, answer_within, load) as parts:
             app.state.parts = parts
             await _refuse_an_old_schema(parts.probes["postgres"])
             yield
 
-    return _app(lifespan, answer_within)
+    return _app(lifespan, answer_within, load)
 
 
 def describe() -> dict[str, Any]:
@@ -95,6 +97,7 @@ def describe() -> dict[str, Any]:
 def _app(
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
     answer_within: float = ANSWER_WITHIN,
+    load: Load | None = None,
 ) -> FastAPI:
     app = FastAPI(
         title="Sendloom",
@@ -106,7 +109,7 @@ def _app(
         docs_url="/docs",
         redoc_url=None,
     )
-    app.add_middleware(Edge, answer_within=answer_within)
+    app.add_middleware(Edge, answer_within=answer_within, load=load or Load())
     errors.install(app)
     for router in ROUTERS:
         app.include_router(router)

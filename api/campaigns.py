@@ -107,7 +107,7 @@ async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[Accep
 
     async def make(found: Found) -> AcceptedRow:
         category = found.category
-        parts.leave_room(caller, category.message_class)
+        parts.leave_room(caller, category)
         if not found.channels:
             raise Refusal(
                 "no_template",

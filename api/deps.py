@@ -9,17 +9,18 @@ from fastapi.security import HTTPBearer
 
 from api.auth import Caller, Scope, authenticate
 from api.compiled import CompiledTemplates
-from api.limits import DEFAULT_PER_SECOND, Limiter
+from api.limits import DEFAULT_PER_SECOND, Limiter, Load
 from api.ports import Audit, Catalog, Limits, Lists, Recipients, Triggers, Workflows
 from api.timing import within
 from schemas.api import IDEMPOTENCY_HEADER
-from schemas.kinds import Channel, MessageClass
+from schemas.kinds import Channel
 from schemas.notifications import ResolvedDue, ResolveDue
 from sendloom.errors import Refusal
 from sendloom.platform.sealing import Hashes
 from sendloom.ports import (
     AcceptedStore,
     CampaignStore,
+    Category,
     DeadLetterStore,
     DecisionStore,
     Ledger,
@@ -59,6 +60,7 @@ class Parts:
     """When a reminder is due: the same rule that its workflow goes by."""
     """Tells senders of a new control row sooner than their own look at it. Losing it loses nothing."""
     limiter: Limiter
+    load: Load
     compiled: CompiledTemplates
     probes: dict[str, Callable[[], Awaitable[None]]]
     """What readiness asks, by name; each raises when its part does not answer."""
@@ -72,9 +74,12 @@ class Parts:
     def address_hash(self, tenant: str, channel: Channel, lookup: str) -> bytes:
         return self.sealer.address_hash(tenant, channel, lookup)
 
-    def leave_room(self, caller: Caller, message_class: MessageClass) -> None:
-        """Shed the lesser classes first (LANE-4)."""
-        self.limiter.leave_room(caller.id, caller.key.key_id, per_second(caller), message_class)
+    def leave_room(self, caller: Caller, category: Category) -> None:
+        """Shed the lesser classes first, of this process and of this key (LANE-4)."""
+        self.load.leave_room(category.message_class, category.priority)
+        self.limiter.leave_room(
+            caller.id, caller.key.key_id, per_second(caller), category.message_class
+        )
 
 
 ADDRESS = "address"

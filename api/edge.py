@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import problem
+from api.limits import Load
 from api.timing import begin
 from schemas.api import BODY_BYTES, CHUNK_BYTES
 from sendloom.platform.metrics.http import record_in_flight, record_request
@@ -24,8 +25,9 @@ def _too_large(limit: int) -> str:
 class Edge:
     """Refuses a body over the limit by its announced length, without reading it; an unannounced one as soon as it is over."""
 
-    def __init__(self, app: ASGIApp, answer_within: float) -> None:
+    def __init__(self, app: ASGIApp, answer_within: float, load: Load) -> None:
         self._app = app
+        self._load = load
         self._answer_within = answer_within
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,10 +44,12 @@ class Edge:
             await send(message)
 
         record_in_flight(1)
+        self._load.began()
         try:
             await self._bounded(scope, receive, sending)
         finally:
             record_in_flight(-1)
+            self._load.ended(status, time.perf_counter() - began)
             route = scope.get("route")
             record_request(
                 scope["method"],

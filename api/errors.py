@@ -292,6 +292,11 @@ PROBLEMS: dict[str, ProblemKind] = {
     ),
     # Limits and failures
     "rate_limited": ProblemKind(429, "Too many requests", "Wait for `Retry-After` seconds."),
+    "overloaded": ProblemKind(
+        429,
+        "Too much to do",
+        "Wait for `Retry-After` seconds and repeat with the same key; marketing is refused first, security never.",
+    ),
     "verify_rate_limited": ProblemKind(
         429, "Too many verifications", "Wait for `Retry-After` seconds."
     ),

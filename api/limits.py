@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from api.errors import Limited
 from schemas.kinds import MessageClass
+from sendloom.domain import shedding
+from sendloom.platform.metrics.http import record_shed
 
 DEFAULT_PER_SECOND = 1000.0
 _DEEP = 2
@@ -73,6 +75,61 @@ class Limiter:
         bucket.tokens = min(burst, bucket.tokens + (now - bucket.at) * per_second)
         bucket.at = now
         return bucket
+
+
+IN_FLIGHT_ROOM = 200
+"""Requests that one process answers at once before it sheds everything but security."""
+BEARABLE = 2.0
+"""Seconds an accept may take on average before that."""
+_HALF_LIFE = 2.0
+"""Seconds after which what was slow counts half: who is refused must not be refused for ever because of that."""
+_SHARE = 0.1
+
+
+class Load:
+    """How full this process is: what it is answering now, and how long accepts took lately."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._in_flight = 0
+        self._seconds = 0.0
+        self._at = clock()
+
+    def began(self) -> None:
+        self._in_flight += 1
+
+    def ended(self, status: int, seconds: float) -> None:
+        """Only accepts (202) count: a store that is away is told by a 503, not made up for by refusing more."""
+        self._in_flight -= 1
+        if status == 202:
+            self._seconds = (1 - _SHARE) * self._fading() + _SHARE * seconds
+            self._at = self._clock()
+
+    @property
+    def now(self) -> float:
+        return shedding.load(self._in_flight, IN_FLIGHT_ROOM, self._fading(), BEARABLE)
+
+    def leave_room(self, message_class: MessageClass, priority: int) -> None:
+        """
+        Raises:
+            Limited: `overloaded`; the same key may be repeated after the wait.
+        """
+        now = self.now
+        if shedding.sheds(now, message_class, priority):
+            seconds = shedding.wait(now, message_class, priority)
+            record_shed(message_class)
+            raise Limited(
+                "overloaded",
+                f"there is too much to do for messages of class {message_class}",
+                {
+                    "Retry-After": str(seconds),
+                    "RateLimit-Policy": f'"load";q={IN_FLIGHT_ROOM};w={seconds}',
+                    "RateLimit": f'"load";r=0;t={seconds}',
+                },
+            )
+
+    def _fading(self) -> float:
+        return float(self._seconds * 0.5 ** ((self._clock() - self._at) / _HALF_LIFE))
 
 
 def _limited(per_second: float, lacking: float) -> Limited:

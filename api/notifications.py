@@ -51,7 +51,7 @@ async def take_on(parts: Parts, ask: Ask, body: NotificationRequest) -> tuple[Ac
 
     async def make(found: Found) -> AcceptedRow:
         category = found.category
-        parts.leave_room(caller, category.message_class)
+        parts.leave_room(caller, category)
         accept.require_variables(parts, caller, found, body.variables)
         channels = accept.usable(found)
         expires_at = accept.expiry(ask.now, body.ttl_seconds, category)

@@ -88,7 +88,7 @@ async def _take_on(parts: Parts, ask: Ask, body: PasscodeRequest) -> tuple[Accep
                 f"{category.category} is {category.message_class}",
                 field="category",
             )
-        parts.leave_room(caller, category.message_class)
+        parts.leave_room(caller, category)
         expires_at = ask.now + _ttl(body.ttl_seconds, category.ttl_seconds)
         variables = {name: v for name, v in body.variables.items() if name not in OURS}
         accept.require_variables(parts, caller, found, variables, OURS)

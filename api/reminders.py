@@ -72,7 +72,7 @@ async def take_on(parts: Parts, ask: Ask, body: ReminderRequest) -> tuple[Accept
     async def make(found: Found) -> AcceptedRow:
         category, person = found.category, found.person
         assert person is not None
-        parts.leave_room(caller, category.message_class)
+        parts.leave_room(caller, category)
         accept.require_variables(parts, caller, found, body.variables)
         channels = accept.usable(found)
         ttl = accept.expiry(ask.now, body.ttl_seconds, category) - ask.now

@@ -115,7 +115,7 @@ async def _row(
     _require_not_too_often(caller, body)
     recipient = body.notification.recipient_id if body.notification else None
     found = await accept.find(parts, caller, body.category, run.template_id, recipient)
-    parts.leave_room(caller, found.category.message_class)
+    parts.leave_room(caller, found.category)
     if body.notification:
         warnings = _check_notification(parts, caller, body, found, runs)
     else:

@@ -12,7 +12,7 @@ from temporalio.service import RPCError
 from activities.reminders import ReminderActivities
 from api.compiled import CompiledTemplates
 from api.deps import Parts
-from api.limits import Limiter
+from api.limits import Limiter, Load
 from api.ports import Workflows
 from api.temporal import TemporalWorkflows
 from api.timing import ANSWER_WITHIN
@@ -49,7 +49,10 @@ UPLOAD_POOL = 4
 
 @asynccontextmanager
 async def parts(
-    settings: Settings, workflows: Workflows | None = None, answer_within: float = ANSWER_WITHIN
+    settings: Settings,
+    workflows: Workflows | None = None,
+    answer_within: float = ANSWER_WITHIN,
+    load: Load | None = None,
 ) -> AsyncIterator[Parts]:
     """Everything the routes reach. Waits for no server: the API starts also while one is away, and says so.
 
@@ -99,6 +102,7 @@ async def parts(
             workflows=workflows,
             resolve_due=reminding.resolve,
             limiter=Limiter(),
+            load=load or Load(),
             compiled=CompiledTemplates(),
             probes=probes,
         )

@@ -17,6 +17,7 @@ from activities.campaign_control import ControlWatch
 from activities.campaign_plan import CampaignActivities
 from activities.campaign_send import CampaignSendActivities
 from activities.delivery import DeliveryActivities
+from activities.lane_guard import LaneGuard
 from activities.passcodes import PasscodeActivities
 from activities.reminders import ReminderActivities
 from activities.rendering import Senders, Templates
@@ -95,6 +96,8 @@ class Shared:
     """A few logins a minute is the account's limit, whatever the lane."""
     watch: ControlWatch
     """On a connection of its own: calls stop when the control rows cannot be read in time."""
+    guard: LaneGuard
+    """What marketing gives way to."""
 
 
 def stores(pool: Pool, sealer: RingSealer) -> Stores:
@@ -168,10 +171,12 @@ async def flow(
 async def shared(settings: Settings) -> AsyncIterator["Shared"]:
     """What the lanes of one process share."""
     sealer = _sealer(settings)
-    async with _pool(settings, 1, "control") as pool:
-        watch = ControlWatch(stores(pool, sealer).campaigns)
+    # Two connections: a slow look at what security waits for must not make a pause slow.
+    async with _pool(settings, 2, "control") as pool:
+        s = stores(pool, sealer)
+        watch = ControlWatch(s.campaigns)
         try:
-            yield Shared(LoginGate(), watch)
+            yield Shared(LoginGate(), watch, LaneGuard(s.accepted))
         finally:
             await watch.close()
 
@@ -204,6 +209,7 @@ async def lane(settings: Settings, lane: Lane, common: "Shared") -> AsyncIterato
                 templates=Templates(s.catalog),
                 sealer=sealer,
                 watch=common.watch,
+                guard=common.guard if lane.message_class is MessageClass.MARKETING else None,
                 tokens=RedisTokens(redis),
             )
             serves += [sending.send, sending.send_due]

@@ -14,6 +14,8 @@ from sendloom.stores.queries import load
 
 SQL = load("accepted.sql")
 
+_LOOKED_AT = 200
+"""Of the newest security messages, twice a second for each marketing process: two milliseconds."""
 _INPUT = "accepted-input"
 _CONTENT = "accepted-content"
 _FIRST = ("", UUID(int=0))
@@ -92,6 +94,11 @@ class PostgresAccepted(PostgresStore):
     async def open_rows(self, after: tuple[str, UUID] | None, limit: int) -> list[AcceptedRow]:
         rows = await self._fetch(SQL["open_rows"], *(after or _FIRST), limit)
         return [self._open(row) for row in rows]
+
+    async def oldest_waiting_security(self) -> timedelta | None:
+        """Over all tenants: the age of the oldest security message that nobody has called for yet (LANE-3)."""
+        age: timedelta | None = await self._value(SQL["oldest_waiting_security"], _LOOKED_AT)
+        return age
 
     async def purge(self, closed_before: datetime, limit: int) -> int:
         return await self._execute(SQL["purge"], closed_before, limit)

@@ -3,7 +3,7 @@
 import pytest
 
 from api.errors import Limited
-from api.limits import Limiter
+from api.limits import BEARABLE, IN_FLIGHT_ROOM, Limiter, Load
 from schemas.kinds import MessageClass
 
 
@@ -62,3 +62,58 @@ def test_one_keys_flood_is_not_anothers():
     with pytest.raises(Limited) as refused:
         limiter.take("t", "k", 10)
     assert refused.value.headers["Retry-After"] == "1"
+
+
+# --- load -----------------------------------------------------------------------------------------------------------------
+
+
+def shed(load: Load) -> list[tuple[MessageClass, int]]:
+    found = []
+    for kind in (
+        (MessageClass.MARKETING, 1),
+        (MessageClass.TRANSACTIONAL, 4),
+        (MessageClass.TRANSACTIONAL, 3),
+        (MessageClass.SECURITY, 3),
+    ):
+        try:
+            load.leave_room(*kind)
+        except Limited:
+            found.append(kind)
+    return found
+
+
+def test_under_load_marketing_goes_first_then_low_priority_then_transactional_never_security():
+    load = Load(Clock())
+    order = []
+    for _ in range(3 * IN_FLIGHT_ROOM):
+        load.began()
+        for kind in shed(load):
+            if kind not in order:
+                order.append(kind)
+    assert order == [
+        (MessageClass.MARKETING, 1),
+        (MessageClass.TRANSACTIONAL, 4),
+        (MessageClass.TRANSACTIONAL, 3),
+    ]
+    for _ in range(3 * IN_FLIGHT_ROOM):
+        load.ended(200, 0.01)
+    assert shed(load) == []
+
+
+def test_slow_accepts_shed_and_are_forgotten_when_none_follow():
+    clock = Clock()
+    load = Load(clock)
+    for _ in range(50):
+        load.began()
+        load.ended(202, 3 * BEARABLE)
+    assert len(shed(load)) == 3
+    clock.now += 60
+    assert shed(load) == []
+
+
+def test_what_is_no_accept_says_nothing_of_how_accepts_fare():
+    load = Load(Clock())
+    for _ in range(50):
+        load.began()
+        load.ended(503, 100.0)
+    assert shed(load) == []

@@ -108,6 +108,15 @@ HOT: list[tuple[str, str, dict[str, set[str]]]] = [
     ("campaigns.sql", "controls_since", {"campaign_control": {"at"}}),
     ("accepted.sql", "get", {"accepted": {"tenant", "id"}}),
     ("accepted.sql", "unstarted", {"accepted": {"accepted_at"}}),
+    (
+        "accepted.sql",
+        "oldest_waiting_security",
+        {
+            "accepted": {"accepted_at"},
+            "claims": {"tenant", "frozen_at", "campaign_id"},
+            "decisions": {"tenant", "frozen_at", "campaign_id"},
+        },
+    ),
     ("accepted.sql", "by_recipient", {"accepted": {"tenant", "recipient_id"}}),
     ("passcodes.sql", "take_check", {"passcodes": {"tenant", "id"}}),
 ]

@@ -1,6 +1,8 @@
 """Campaigns by stretch. No label names a campaign: the API answers for one, metrics for all."""
 
-from prometheus_client import Counter, Histogram
+from datetime import timedelta
+
+from prometheus_client import Counter, Gauge, Histogram
 
 from schemas.kinds import Channel
 
@@ -28,6 +30,11 @@ _HELD_BACK = Counter(
     ("why",),
 )
 
+_SECURITY_WAIT = Gauge(
+    "sendloom_security_oldest_waiting_seconds",
+    "Age of the oldest security message not called for yet, as marketing lanes see it",
+)
+
 
 def record_planned(verdict: str, count: int) -> None:
     _PLANNED.labels(verdict).inc(count)
@@ -52,3 +59,7 @@ def record_fenced(channel: Channel) -> None:
 
 def record_held_back(why: str, seconds: float) -> None:
     _HELD_BACK.labels(why).inc(seconds)
+
+
+def record_security_wait(age: timedelta) -> None:
+    _SECURITY_WAIT.set(age.total_seconds())

@@ -19,6 +19,10 @@ _REPLAYED = Counter(
     "sendloom_accept_replayed_total", "Accepts that repeated an earlier one", ("kind",)
 )
 
+_SHED = Counter(
+    "sendloom_accept_shed_total", "Messages refused because of load, by class", ("message_class",)
+)
+
 
 def record_request(method: str, route: str, status: int, seconds: float) -> None:
     """`route` is the template (`/v1/notifications/{id}`); of what matched none, the empty string."""
@@ -36,3 +40,7 @@ def record_replay(kind: str) -> None:
 
 def record_in_flight(change: int) -> None:
     _IN_FLIGHT.inc(change)
+
+
+def record_shed(message_class: str) -> None:
+    _SHED.labels(message_class).inc()

@@ -53,3 +53,18 @@ SELECT
 -- name: purge
 DELETE FROM accepted WHERE (tenant, id) IN (
     SELECT tenant, id FROM accepted WHERE closed_at < $1 ORDER BY closed_at LIMIT $2 FOR UPDATE SKIP LOCKED)
+
+-- name: oldest_waiting_security
+-- Accepted, and neither decided against nor claimed for a call: what a lane that falls behind leaves waiting. Only the newest
+-- are looked at, so that open passcodes and one message that hangs cost nothing and hold nobody up; a lane that is behind is
+-- behind with those too. A message is due when it is accepted, unless it is a reminder.
+SELECT max(now() - r.accepted_at) AS age
+  FROM (SELECT tenant, id, recipient_id, accepted_at FROM accepted
+         WHERE message_class = 'security' AND closed_at IS NULL AND due_at IS NULL
+           AND accepted_at < now() - interval '1 second'
+           AND accepted_at > now() - interval '2 minutes'
+         ORDER BY accepted_at DESC LIMIT $1) r
+ WHERE NOT EXISTS (SELECT FROM claims c
+                    WHERE c.campaign_id = r.id AND c.tenant = r.tenant AND c.frozen_at = r.accepted_at)
+   AND NOT EXISTS (SELECT FROM decisions d
+                    WHERE d.campaign_id = r.id AND d.tenant = r.tenant AND d.frozen_at = r.accepted_at AND d.state <> 0)
