@@ -1,17 +1,8 @@
 """Temporal's database deleted under a running campaign: one command, and everybody gets everything once (STORE-5)."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -22,83 +13,13 @@ from schemas import api
 from schemas.kinds import CampaignPhase, Channel, ControlState, MessageClass, RecipientState
 from schemas.schedules import Overlap
 from sendloom.client import SendloomClient
-from sendloom.embedded.parts import tail
-from sendloom.embedded.state import read_state, stop_orphans
-from sendloom.settings import Settings, load_settings
+from sendloom.settings import Settings
+from tests.system.running import Stack, eventually
 
-ROOT = Path(__file__).parents[2]
 TENANT = "rebuilt"
 READERS = 1_500
 RATE = 150.0
 CODE = "246810"
-
-
-class Stack:
-    """The whole product in a home of its own."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-
-    def sendloom(self, *words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "sendloom.cli", *words],
-            env={**os.environ, "SENDLOOM_HOME": str(self.home)},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}{self.logs()}"
-        return done.stdout
-
-    def logs(self) -> str:
-        files = sorted((self.home / "logs").glob("*.log"))
-        return "\n".join(f"== {f.name}\n{tail(f)}" for f in files)
-
-    @property
-    def settings(self) -> Settings:
-        return load_settings({"SENDLOOM_HOME": str(self.home)})
-
-    def lose_temporal(self) -> None:
-        """Its database is gone, and then it is; the supervisor starts it on nothing."""
-        before = read_state(self.home).parts["temporal"].restarts
-        for file in (self.home / "temporal").glob("temporal.db*"):
-            file.unlink()
-        process = read_state(self.home).parts["temporal"].process()
-        assert process is not None
-        process.kill()
-
-        def is_back() -> bool:
-            state = read_state(self.home)
-            return state.parts["temporal"].restarts > before and state.ready
-
-        eventually(is_back, "Temporal to be started again")
-
-
-@pytest.fixture
-def stack() -> Iterator[Stack]:
-    home = Path(tempfile.mkdtemp(prefix="sendloom-rebuild-"))
-    made = Stack(home)
-    try:
-        yield made
-    finally:
-        subprocess.run(
-            [sys.executable, "-m", "sendloom.cli", "down"],
-            env={**os.environ, "SENDLOOM_HOME": str(home)},
-            cwd=ROOT,
-            capture_output=True,
-            check=False,
-        )
-        stop_orphans(home)
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def eventually(check: Callable[[], Any], what: str, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.1)
 
 
 async def allow_short_intervals(settings: Settings) -> None:
