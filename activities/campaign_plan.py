@@ -11,6 +11,7 @@ from uuid import uuid5
 from temporalio import activity
 
 from activities.campaign_ground import Ground, Grounds, usable
+from activities.guard_rails import watch_over
 from activities.heartbeats import heartbeating
 from activities.preflight import examine
 from activities.rendering import Templates
@@ -37,6 +38,7 @@ from schemas.notifications import DecisionKey
 from sendloom.domain import progress
 from sendloom.domain.backoff import bucket_of
 from sendloom.domain.ids import NAMESPACE, dead_letter_id
+from sendloom.domain.lanes import lane_for
 from sendloom.domain.rendering import RenderError
 from sendloom.errors import Fenced, Refusal, Transient
 from sendloom.platform.metrics import campaign as metrics
@@ -395,6 +397,28 @@ class CampaignActivities:
                 await self._write_letters(row, RecipientState.UNKNOWN)
         metrics.record_stretch("settle", "", self._monotonic() - began)
         return settled
+
+    @activity.defn(name="campaign.guard_rails")
+    async def guard_rails(self, ref: CampaignRef) -> None:
+        """Pauses it when receipts say that it hurts, or when it hangs. Shards read the row themselves."""
+        row = await self._row(ref)
+        if row.frozen_at is None or row.phase in _FINAL:
+            return
+        ground = await self._grounds.of(ref.tenant, ref.campaign_id)
+        control = await self._control(ref)
+        queues = [lane_for(c, ground.category.message_class).queue for c in ground.policy.ladder]
+        killed = [
+            await self._catalog.killed(row.tenant, row.category, queue, row.campaign_id)
+            for queue in queues
+        ]
+        # What somebody has switched off is no stall.
+        stalled_at = None if any(killed) else self._now()
+        await watch_over(
+            self._campaigns,
+            row,
+            stalled_at=stalled_at,
+            rate_per_second=ground.rate(control.rate_per_second),
+        )
 
     @activity.defn(name="campaign.cancel_rest")
     async def cancel_rest(self, ref: CampaignRef) -> int:

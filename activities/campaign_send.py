@@ -23,6 +23,7 @@ from activities.campaign_ground import Ground, Grounds
 from activities.campaign_plan import PLAN, letter
 from activities.delivery import ADDRESS_PURPOSE
 from activities.facts import spread_of
+from activities.guard_rails import watch_over
 from activities.heartbeats import heartbeating
 from activities.lane_guard import LaneGuard
 from activities.rendering import Templates
@@ -89,6 +90,8 @@ SWITCHES_EVERY = 1.0
 NOTE_EVERY = 5.0
 CLAIM_TRIES = 5
 GIVE_WAY = 0.1
+GUARD_EVERY = 10.0
+GUARDED_KEPT = 1_000
 KILLED_WAIT = timedelta(seconds=10)
 STORM_FIRST = timedelta(seconds=1)
 STORM_LONGEST = timedelta(seconds=30)
@@ -167,6 +170,7 @@ class CampaignSendActivities:
         self.meter = pacing.Meter()
         self.pace: Pace | None = None
         self.storms: dict[UUID, Storm] = {}
+        self.guarded: dict[UUID, float] = {}
 
     @activity.defn(name="campaign.send")
     async def send(self, s: Stretch) -> StretchResult:
@@ -373,6 +377,7 @@ class _Stretch:
             while True:
                 await asyncio.sleep(SWITCHES_EVERY)
                 await self._look_at_switches()
+                await self._look_at_guard_rails()
 
         task = asyncio.create_task(look())
         try:
@@ -391,6 +396,23 @@ class _Stretch:
         except StoreUnavailable:
             # Without the database nothing can be claimed either.
             log.warning("kill switches could not be read")
+
+    async def _look_at_guard_rails(self) -> None:
+        """Once in a while for each campaign of the lane, by whichever stretch comes to it first (CAMP-9)."""
+        row, lane = self.ground.row, self.lane
+        now = lane.monotonic()
+        if now - lane.guarded.get(row.campaign_id, float("-inf")) < GUARD_EVERY:
+            return
+        if len(lane.guarded) > GUARDED_KEPT:
+            lane.guarded.clear()
+        lane.guarded[row.campaign_id] = now
+        try:
+            written = await watch_over(lane.campaigns, row)
+        except StoreUnavailable:
+            log.warning("a campaign's receipts could not be read")
+            return
+        if written is not None:
+            lane.watch.hear(row.tenant, row.campaign_id, written)
 
     @property
     def stopping(self) -> bool:

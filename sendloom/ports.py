@@ -35,6 +35,7 @@ from schemas.schedules import (
     SeriesContent,
     TriggerStatus,
 )
+from sendloom.domain.guard_rails import Tally
 from sendloom.domain.outcomes import Cause
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -593,6 +594,18 @@ class PageSend:
     """The decision's; `REPLAYED` marks an operator's wish to send again whatever is unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What receipts said of a campaign, and what somebody has looked at already."""
+
+    bounced: int
+    complained: int
+    seen: Tally
+    """As it was when a guard rail last stopped it."""
+    control_at: datetime | None
+    """When its control row was last written."""
+
+
 REPLAYED = "replayed"
 
 
@@ -619,6 +632,14 @@ class CampaignStore(Protocol):
 
     async def sent_now(self, tenant: str, campaign_id: UUID) -> None:
         """Something of it has just left; sets `last_send_at`."""
+        ...
+
+    async def health(self, campaign: CampaignRow) -> Health:
+        """From the outcome columns of its claims."""
+        ...
+
+    async def note_seen(self, tenant: str, campaign_id: UUID, tally: Tally) -> None:
+        """A guard rail has stopped it over this."""
         ...
 
     async def list_failure(self, tenant: str, campaign_id: UUID) -> str | None:

@@ -162,6 +162,7 @@ async def flow(
             campaigning.due,
             campaigning.progress,
             campaigning.settle,
+            campaigning.guard_rails,
             campaigning.cancel_rest,
             campaigning.close,
         ]

@@ -37,6 +37,10 @@ class CatchUpWorkflow:
             )
             if settled.rebucketed:
                 await self._feed_due_loop()
+            if workflow.patched("guard-rails"):
+                await workflow.execute_activity_method(
+                    CampaignActivities.guard_rails, self._ref, **budgets.STEP
+                )
             rounds += 1
         workflow.continue_as_new(
             c.model_copy(update={"rounds": c.rounds + rounds}),

@@ -1,7 +1,7 @@
 """Campaigns: what is pinned, who controls them, how far each shard is, and counts that always add up."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import groupby, repeat
 from operator import itemgetter
@@ -20,6 +20,7 @@ from schemas.kinds import (
     RecipientState,
 )
 from schemas.notifications import DecisionKey
+from sendloom.domain.guard_rails import Tally
 from sendloom.domain.ids import dead_letter_id
 from sendloom.domain.outcomes import RECIPIENT_CODE, RECIPIENT_OF_CODE, Cause, decision_may
 from sendloom.errors import Fenced, Refusal
@@ -31,6 +32,7 @@ from sendloom.ports import (
     ClaimScope,
     DeadLetter,
     Decision,
+    Health,
     Ledger,
     Move,
     PageSend,
@@ -161,6 +163,17 @@ class PostgresCampaigns(PostgresPeople):
 
     async def approve(self, tenant: str, campaign_id: UUID, by: str) -> bool:
         return await self._execute(SQL["approve"], tenant, campaign_id, by) > 0
+
+    async def health(self, campaign: CampaignRow) -> Health:
+        row = await self._row(
+            SQL["health"], campaign.tenant, campaign.campaign_id, _frozen_at(campaign), timeout=BULK
+        )
+        if row is None:
+            raise Refusal("unknown_campaign", "there is no such campaign", status=404)
+        return Health(row["bounced"], row["complained"], Tally(**row["guarded"]), row["at"])
+
+    async def note_seen(self, tenant: str, campaign_id: UUID, tally: Tally) -> None:
+        await self._execute(SQL["note_seen"], tenant, campaign_id, asdict(tally))
 
     async def sent_now(self, tenant: str, campaign_id: UUID) -> None:
         """Something of it has just left; once a stretch is enough."""

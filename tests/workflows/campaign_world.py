@@ -78,6 +78,7 @@ class CampaignWorld:
         self.waiting: list[tuple[datetime, Channel]] = []
         self.sent_due: list[tuple[datetime, bool]] = []
         self.cancelled_rest = 0
+        self.guard_looks = 0
         self.due_looks = 0
         self.settles: list[datetime] = []
         self.settle_says: list[SettleResult] = []
@@ -276,6 +277,10 @@ class CampaignWorld:
             open_rows=self._open, earliest_due=min((at for at, _ in self.waiting), default=None)
         )
 
+    @activity.defn(name="campaign.guard_rails")
+    async def guard_rails(self, ref: CampaignRef) -> None:
+        self.guard_looks += 1
+
     @activity.defn(name="campaign.cancel_rest")
     async def cancel_rest(self, ref: CampaignRef) -> int:
         self.waiting.clear()
@@ -344,6 +349,7 @@ async def serving(
                 world.due,
                 world.progress,
                 world.settle,
+                world.guard_rails,
                 world.cancel_rest,
                 world.close,
             ],

@@ -56,6 +56,7 @@ async def _workers(client: Client, stage: CampaignStage, **ports: Any) -> AsyncI
             planning.due,
             planning.progress,
             planning.settle,
+            planning.guard_rails,
             planning.cancel_rest,
             planning.close,
         ],

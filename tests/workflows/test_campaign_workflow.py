@@ -390,6 +390,7 @@ async def test_catch_up_looks_every_five_minutes_while_in_flight(time_skipping: 
             await ended(await world.start(env.client))
     gaps = [b - a for a, b in zip(world.settles, world.settles[1:], strict=False)]
     assert len([gap for gap in gaps if gap >= timedelta(minutes=5)]) >= 5
+    assert world.guard_looks >= 5, "each round looks at the guard rails too"
 
 
 async def test_a_replay_after_the_close_is_worked_by_a_due_loop_of_its_own(

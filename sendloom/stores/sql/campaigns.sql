@@ -79,6 +79,18 @@ UPDATE campaigns
    SET approved_by = $3, approved_at = now()
  WHERE tenant = $1 AND campaign_id = $2 AND phase = 'awaiting_approval' AND approved_by IS NULL AND created_by <> $3
 
+-- name: health
+SELECT (SELECT count(*) FROM claims k
+         WHERE k.campaign_id = $2 AND k.tenant = $1 AND k.frozen_at = $3 AND k.bounced_at IS NOT NULL) AS bounced,
+       (SELECT count(*) FROM claims k
+         WHERE k.campaign_id = $2 AND k.tenant = $1 AND k.frozen_at = $3 AND k.complained_at IS NOT NULL) AS complained,
+       c.guarded, o.at
+  FROM campaigns c JOIN campaign_control o ON o.tenant = c.tenant AND o.campaign_id = c.campaign_id
+ WHERE c.tenant = $1 AND c.campaign_id = $2
+
+-- name: note_seen
+UPDATE campaigns SET guarded = $3 WHERE tenant = $1 AND campaign_id = $2
+
 -- name: sent_now
 UPDATE campaigns SET last_send_at = now() WHERE tenant = $1 AND campaign_id = $2
 
