@@ -178,3 +178,55 @@ async def test_c79_a_cancel_from_the_api_leaves_true_counts(
         RecipientState.CANCELLED: 2_000 - sent,
     }
     assert max(stage.mailer.took.values()) == 1
+
+
+async def test_a_launch_for_one_person_waits_for_the_second_person_and_is_sent(
+    temporal_client: Client, stage: CampaignStage
+):
+    await stage.set_up(1)
+    await _no_quiet_hours(stage)
+    await stage.pool.execute("""UPDATE tenants SET settings = '{"approval_over": 0}'""")
+    await stage.insert()
+    await stage.pool.execute("UPDATE campaigns SET created_by = 'key:one'")
+    async with _workers(temporal_client, stage):
+        handle = await _start(temporal_client, stage)
+        async with asyncio.timeout(20):
+            while not await stage.campaigns.approve(TENANT, stage.campaign_id, "key:two"):
+                await asyncio.sleep(0.05)
+        assert stage.mailer.took == {}
+        await handle.signal(CampaignWorkflow.approve, ControlSignal(by="key:two"))
+        progress = await asyncio.wait_for(handle.result(), 30)
+    assert (progress.phase, progress.counts[RecipientState.SENT]) == (CampaignPhase.COMPLETED, 1)
+    assert stage.mailer.took == {address_of("r000000"): 1}
+
+
+async def test_all_suppressed_completes_with_nobody_sent_and_says_why(
+    temporal_client: Client, stage: CampaignStage
+):
+    await stage.set_up(20)
+    await _no_quiet_hours(stage)
+    await stage.pool.execute("UPDATE consents SET granted = false")
+    await stage.insert()
+    async with _workers(temporal_client, stage):
+        handle = await _start(temporal_client, stage)
+        progress = await asyncio.wait_for(handle.result(), 30)
+    assert progress.phase is CampaignPhase.COMPLETED
+    assert progress.counts[RecipientState.SUPPRESSED] == 20
+    assert progress.reason.startswith("nobody was sent to: ")
+    assert stage.mailer.took == {}
+
+
+async def test_a_launch_whose_messages_are_wrong_fails_with_examples_and_sends_nothing(
+    temporal_client: Client, stage: CampaignStage
+):
+    await stage.set_up(20, variables=lambda n: {})
+    await _no_quiet_hours(stage)
+    await stage.insert()
+    async with _workers(temporal_client, stage):
+        handle = await _start(temporal_client, stage)
+        progress = await asyncio.wait_for(handle.result(), 30)
+    assert (progress.phase, progress.reason) == (CampaignPhase.FAILED, "preflight_failed")
+    row = await stage.row()
+    assert (row.phase, row.reason) == (CampaignPhase.FAILED, "preflight_failed")
+    assert row.closed_at is not None
+    assert stage.mailer.took == {}
