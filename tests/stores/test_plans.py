@@ -105,6 +105,15 @@ HOT: list[tuple[str, str, dict[str, set[str]]]] = [
         },
     ),
     ("campaigns.sql", "counts", {"page_summaries": {"tenant", "campaign_id"}}),
+    ("campaigns.sql", "health", {"claims": {"campaign_id"}}),
+    (
+        "people.sql",
+        "sample",
+        {
+            "list_pages": {"tenant", "version_id"},
+            "list_rows": {"tenant", "version_id", "shard", "page"},
+        },
+    ),
     ("campaigns.sql", "controls_since", {"campaign_control": {"at"}}),
     ("accepted.sql", "get", {"accepted": {"tenant", "id"}}),
     ("accepted.sql", "unstarted", {"accepted": {"accepted_at"}}),
