@@ -226,3 +226,21 @@ def test_preflight_tells_what_is_wrong_and_exits_with_1(sendloom: Sendloom, tmp_
     assert (good["ok"], good["checked"]) == (True, 1)
     both = sendloom("campaign", "preflight", *asked, "--sent-of", str(uuid4()))
     assert both.exit_code == 2
+
+
+def test_a_tenants_agreed_rates_and_approval_size_are_told_by_a_preflight(
+    bare: Sendloom, sendloom: Sendloom, tmp_path: Path
+):
+    tenant = sendloom.env["TENANT"]
+    for rate in ("email", "email=0", "pigeon=5", "email=fast"):
+        assert bare("tenant", "create", tenant, "--rate", rate).exit_code == 2
+    made = bare("tenant", "create", tenant, "--rate", "email=0.5", "--approval-over", "0")
+    assert made.exit_code == 0, made.stderr
+    audience = tmp_path / "few.ndjson"
+    audience.write_text('{"recipient_id": "c-1", "email": "c1@example.com"}\n')
+    assert sendloom("list", "upload", "few", str(audience)).exit_code == 0
+    report = sendloom.json(
+        "campaign", "preflight", "--category", "offers", "--template", "placed",
+        "--list", "few", "--var", "order=1",
+    )  # fmt: skip
+    assert (report["rate_per_second"], report["approval_needed"]) == (0.5, True)
