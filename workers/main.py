@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 from temporalio.client import Client
+from temporalio.worker import Worker
 
 from schemas.kinds import MessageClass
 from sendloom.domain.lanes import LANES, Lane, lanes_of
@@ -51,27 +53,45 @@ async def _run(
     health = Health()
     async with AsyncExitStack() as open_:
         await open_.enter_async_context(listening(health, health_port))
-        await check_schema(settings.postgres_dsn)
-        client = await connect(settings)
+        # At once what can be: every second here is one in which a killed worker's passcodes wait.
+        client, _ = await asyncio.gather(connect(settings), check_schema(settings.postgres_dsn))
         if message_class == OPS:
             await _serve_ops(settings, client, stop, health)
             return
-        build_id = settings.temporal.build_id
-        workers = []
-        if message_class is not None:
-            served = MessageClass(message_class)
-            activities = await open_.enter_async_context(wiring.flow(settings, served, client))
-            workers.append(flow_worker(client, served, activities, build_id))
-            lanes = lanes or list(lanes_of(served))
-        common = await open_.enter_async_context(wiring.shared(settings))
-        for lane in lanes:
-            activities = await open_.enter_async_context(wiring.lane(settings, lane, common))
-            workers.append(lane_worker(client, lane, activities, build_id))
+        workers = await _open_workers(settings, client, message_class, lanes, open_)
         # What is here now stays: looking at it in every collection cost a third of reading a page's people.
         gc.freeze()
         health.ready()
         log.info("serving", extra={"queues": [worker.task_queue for worker in workers]})
         await serve(workers, stop, draining=health.draining)
+
+
+async def _open_workers(
+    settings: Settings,
+    client: Client,
+    message_class: str | None,
+    lanes: list[Lane],
+    open_: AsyncExitStack,
+) -> list[Worker]:
+    """The flow queue's worker, if a class is served, and the lanes', each over parts of its own."""
+    build_id = settings.temporal.build_id
+    common = await open_.enter_async_context(wiring.shared(settings))
+
+    async def flow(served: MessageClass) -> Worker:
+        activities = await open_.enter_async_context(wiring.flow(settings, served, client))
+        return flow_worker(client, served, activities, build_id)
+
+    async def one(lane: Lane) -> Worker:
+        activities = await open_.enter_async_context(wiring.lane(settings, lane, common))
+        return lane_worker(client, lane, activities, build_id)
+
+    opening: list[Coroutine[Any, Any, Worker]] = []
+    if message_class is not None:
+        served = MessageClass(message_class)
+        opening.append(flow(served))
+        lanes = lanes or list(lanes_of(served))
+    opening += [one(lane) for lane in lanes]
+    return await asyncio.gather(*opening)
 
 
 async def _serve_ops(
