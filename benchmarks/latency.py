@@ -18,7 +18,7 @@ from uuid import uuid4
 import httpx
 from temporalio import activity, workflow
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from benchmarks.stack import Stack, machine, percentile, seed, stack
 
@@ -53,7 +53,14 @@ async def in_flight(count: int, width: int, one: Any) -> float:
 async def bare_workflows(address: str, namespace: str, count: int, width: int) -> float:
     client = await Client.connect(address, namespace=namespace)
     queue = f"bare-{uuid4()}"
-    async with Worker(client, task_queue=queue, workflows=[Bare], activities=[nothing]):
+    async with Worker(
+        client,
+        task_queue=queue,
+        workflows=[Bare],
+        activities=[nothing],
+        # As our fleet runs its workflows.
+        workflow_runner=UnsandboxedWorkflowRunner(),
+    ):
 
         async def one(n: int) -> None:
             await client.execute_workflow(Bare.run, n, id=f"bare/{uuid4()}", task_queue=queue)
