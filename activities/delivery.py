@@ -68,7 +68,7 @@ from sendloom.domain.outcomes import MEANING, OPEN, Cause
 from sendloom.domain.reasons import Reason
 from sendloom.domain.rendering import RenderError
 from sendloom.domain.zones import zone_or_default
-from sendloom.errors import StoreUnavailable
+from sendloom.errors import Refusal, StoreUnavailable
 from sendloom.platform.metrics import delivery as metrics
 from sendloom.ports import (
     AcceptedRow,
@@ -313,10 +313,16 @@ class DeliveryActivities:
             match verdict:
                 case gates.Chosen() as chosen:
                     pass
+                case gates.NoRung() | gates.Suppressed() if skipped and request.rung == 0:
+                    # Not the person's doing: somebody can mend it and replay.
+                    failed = Failed(
+                        provider="", code=skipped, scope=FaultScope.SENDER, counts=False
+                    )
+                    return await self._object(request, decision, failed)
                 case gates.NoRung(reason=reason):
                     return await self._no_rung(request, decision, skipped or _named(reason, facts))
                 case gates.Suppressed(reason=reason):
-                    why = skipped or _named(reason, facts)
+                    why = _named(reason, facts)
                     return await self._object(request, decision, Suppressed(reason=why))
                 case _:
                     return await self._object(request, decision, gates.to_outcome(verdict))
@@ -421,7 +427,7 @@ class DeliveryActivities:
         self, request: PlanRequest, decision: Decision | None, outcome: Outcome
     ) -> Objection:
         """Store the objection as the decision, so that anybody can see why it was not sent, or not yet."""
-        reason = getattr(outcome, "reason", None)
+        reason = getattr(outcome, "reason", getattr(outcome, "code", None))
         until = outcome.until if isinstance(outcome, Deferred) else None
         await self._decide(request, decision, MEANING[outcome.kind].recipient, reason, until)
         if isinstance(outcome, Suppressed):
@@ -504,7 +510,11 @@ class DeliveryActivities:
                 return await self._object(
                     request, decision, Suppressed(reason=Reason.FREQUENCY_CAP)
                 )
-        await self._decisions.add_delivery(payload)
+        try:
+            await self._decisions.add_delivery(payload)
+        except Refusal:
+            # There was one, and it has been purged or erased: it is not made up again.
+            return Settled(outcome=Expired(reason="purged"))
         if decision.state in OPEN:
             await self._decisions.move(
                 [

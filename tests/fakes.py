@@ -225,6 +225,7 @@ class FakeDecisions(Outage):
         self.decisions: dict[_Page, Decision] = {}
         self.deliveries: dict[DeliveryKey, DeliveryRow] = {}
         self.full_caps: set[str] = set()
+        self.purged = False
         self.caps: list[CapUse] = []
 
     def only(self) -> Decision:
@@ -298,6 +299,8 @@ class FakeDecisions(Outage):
 
     async def add_delivery(self, row: DeliveryRow) -> DeliveryRow:
         await self.reach("add_delivery")
+        if self.purged:
+            raise Refusal("payload_gone", "the payload was purged or erased", status=410)
         return self.deliveries.setdefault(row.key, row)
 
     async def by_recipient(self, tenant: str, recipient_id: str, limit: int) -> list[Decision]:

@@ -1,5 +1,6 @@
 """Where ports meet adapters: the only file of the workers that knows both. Every lane opens what it uses for itself."""
 
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from activities.campaign_control import ControlWatch
 from activities.campaign_plan import CampaignActivities
 from activities.campaign_send import CampaignSendActivities
 from activities.delivery import DeliveryActivities
+from activities.facts import RecentCatalog
 from activities.lane_guard import LaneGuard
 from activities.passcodes import PasscodeActivities
 from activities.reminders import ReminderActivities
@@ -304,7 +306,7 @@ def _delivery(
     return DeliveryActivities(
         accepted=s.accepted,
         people=s.people,
-        catalog=s.catalog,
+        catalog=RecentCatalog(s.catalog),
         decisions=s.decisions,
         ledger=s.ledger,
         sealer=sealer,
@@ -355,6 +357,11 @@ async def _provider(
         yield provider
     finally:
         await provider.close()
+
+
+# httpcore looks for this package six times a request, on the whole path each time because it is not there: some milliseconds
+# of a passcode. An entry that says "absent" is the same answer at once, and asyncio is what it then takes.
+sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
 
 
 def _limits(calls: int) -> httpx.Limits:

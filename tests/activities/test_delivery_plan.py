@@ -4,10 +4,12 @@ from datetime import UTC, datetime, time, timedelta
 
 import pytest
 
+from activities.delivery import decision_key
+from activities.facts import RecentCatalog
 from schemas.kinds import Channel, Mode, RecipientState
 from schemas.messages import OutboundEmail, OutboundSms
 from schemas.notifications import NoRung, Objection, Sendable, Settled
-from schemas.outcomes import Accepted, Cancelled, Deferred, Expired, Suppressed
+from schemas.outcomes import Accepted, Cancelled, Deferred, Expired, Failed, Suppressed
 from sendloom.domain.outcomes import Cause
 from sendloom.errors import StoreUnavailable
 from sendloom.ports import Device, Move
@@ -33,6 +35,12 @@ def payload_of(world: World, s: Sendable) -> OutboundEmail | OutboundSms:
     row = world.decisions.deliveries[s.delivery]
     model = OutboundSms if s.delivery.channel is Channel.SMS else OutboundEmail
     return model.model_validate_json(row.payload)
+
+
+def failure_of(step: object) -> str:
+    assert isinstance(step, Objection)
+    assert isinstance(step.outcome, Failed)
+    return step.outcome.code
 
 
 async def test_the_first_rung_is_planned_with_its_payload_fixed():
@@ -223,7 +231,10 @@ async def test_c16_nobody_to_send_to_is_said_with_its_reason():
     world.person = a_person(world.sealer, devices=[device])
     n = a_notification("not-configured")
     await world.accept(n)
-    assert await plan(world, n) == NoRung(reason="channel_not_configured")
+    assert failure_of(await plan(world, n)) == "channel_not_configured"
+    decision = await world.decisions.read(decision_key(n))
+    assert decision is not None
+    assert decision.state is RecipientState.FAILED
 
     world.set_category(TRANSACTIONAL, ladder=(Channel.FCM, Channel.EMAIL))
     s = await planned(world, a_notification("good"))
@@ -276,7 +287,33 @@ async def test_a_value_that_does_not_fit_the_template_is_a_reason_not_a_crash():
     world = World()
     n = a_notification()
     await world.accept(n, a_content(variables={"name": True}))
-    assert await plan(world, n) == NoRung(reason="bad_variable")
+    assert failure_of(await plan(world, n)) == "bad_variable"
+    decision = world.decisions.only()
+    assert (decision.state, decision.reason) == (RecipientState.FAILED, "bad_variable")
+
+
+async def test_what_failed_for_a_fault_of_ours_can_be_replayed_when_it_is_mended():
+    world = World(configured=frozenset())
+    n = a_notification()
+    await world.accept(n)
+    assert failure_of(await plan(world, n)) == "channel_not_configured"
+    replayed = Move(
+        key=world.decisions.only().key,
+        expect=frozenset({RecipientState.FAILED}),
+        to=RecipientState.PENDING,
+        cause=Cause.REPLAY,
+    )
+    await world.decisions.move([replayed])
+    world.configured = frozenset({Channel.EMAIL})
+    assert isinstance(await plan(world, n), Sendable)
+
+
+async def test_a_payload_that_was_purged_is_not_made_up_again():
+    world = World()
+    n = a_notification()
+    await planned(world, n)
+    world.decisions.purged = True
+    assert await plan(world, n, rung=1) == Settled(outcome=Expired(reason="purged"))
 
 
 async def test_a_passcode_carries_its_secret_and_ends_with_the_bound_line():
@@ -437,3 +474,37 @@ async def test_the_tenants_quiet_hours_are_kept_only_where_the_category_says_so(
     assert isinstance(step, Objection)
     assert isinstance(step.outcome, Deferred)
     assert step.outcome.reason == "quiet_hours"
+
+
+# --- categories and tenants ---------------------------------------------------------------------------------------------
+
+
+async def test_a_category_is_remembered_for_a_second_and_through_an_outage():
+    world = World()
+    recent = RecentCatalog(world.catalog, world.clock.monotonic)
+    first = await recent.category(TENANT, "orders.shipped")
+    assert first is not None
+    world.set_category(TRANSACTIONAL, priority=1)
+    assert await recent.category(TENANT, "orders.shipped") == first
+    world.clock.advance(timedelta(seconds=1))
+    changed = await recent.category(TENANT, "orders.shipped")
+    assert changed is not None
+    assert changed.priority == 1
+    world.catalog.down = True
+    world.clock.advance(timedelta(hours=1))
+    assert await recent.category(TENANT, "orders.shipped") == changed
+    with pytest.raises(StoreUnavailable):
+        await recent.tenant(TENANT)
+
+
+async def test_what_is_not_there_yet_is_asked_for_again_and_switches_always_are():
+    world = World()
+    recent = RecentCatalog(world.catalog, world.clock.monotonic)
+    del world.catalog.tenants[TENANT]
+    assert await recent.tenant(TENANT) is None
+    world.catalog.tenants[TENANT] = a_tenant()
+    assert await recent.tenant(TENANT) is not None
+    n = a_notification()
+    assert await recent.killed(TENANT, n.category, "lane", n.notification_id) is None
+    world.catalog.switched_off["lane"] = "incident"
+    assert await recent.killed(TENANT, n.category, "lane", n.notification_id) == "incident"
