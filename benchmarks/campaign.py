@@ -153,12 +153,11 @@ def measure(size: int, celery_messages: int, runs: int) -> dict[str, Any]:
         source_rate = statistics.median(r for r in source if r) if all(source) else None
         env = {"SENDLOOM_SMTP__HOST": "127.0.0.1", "SENDLOOM_SMTP__PORT": str(port)}
         with stack(env) as s:
-            status = json.loads(s.run("status", "--json"))
             celery_rate = (
                 asyncio.run(
                     celery_baseline.measure(
                         sink,
-                        status["redis_url"].rsplit("/", 1)[0] + "/9",
+                        s.redis_url.rsplit("/", 1)[0] + "/9",
                         min(celery_messages, size),
                     )
                 )

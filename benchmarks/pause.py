@@ -62,17 +62,12 @@ def restore_older_valkey(s: Stack) -> None:
 
 
 def valkey_folder(s: Stack) -> Path:
-    client = redis.Redis.from_url(redis_url(s))
+    client = redis.Redis.from_url(s.redis_url)
     return Path(str(client.config_get("dir")["dir"]))
 
 
-def redis_url(s: Stack) -> str:
-    found: str = json.loads(s.run("status", "--json"))["redis_url"]
-    return found
-
-
 def dump_while_running(s: Stack) -> None:
-    client = redis.Redis.from_url(redis_url(s))
+    client = redis.Redis.from_url(s.redis_url)
     client.save()
     folder = valkey_folder(s)
     subprocess.run(["cp", str(folder / "dump.rdb"), str(folder / "older.rdb")], check=True)
@@ -95,7 +90,7 @@ def measure(recipients: int, times: int) -> dict[str, Any]:
                 latencies.append(pause(s, campaign, sink))
                 before = sink.total()
                 if n == times // 3:
-                    redis.Redis.from_url(redis_url(s)).flushall()
+                    redis.Redis.from_url(s.redis_url).flushall()
                     time.sleep(2)
                 if n == times * 2 // 3:
                     restore_older_valkey(s)

@@ -20,6 +20,8 @@ from uuid import uuid4
 import httpx
 import psutil
 
+from sendloom.settings import load_settings
+
 SENDLOOM = (sys.executable, "-m", "sendloom.cli")
 
 
@@ -64,6 +66,10 @@ class Stack:
     def state(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.home / "state.json").read_text())
         return found
+
+    @property
+    def redis_url(self) -> str:
+        return load_settings({"SENDLOOM_HOME": str(self.home)}).redis_url
 
     def pids(self) -> dict[str, int]:
         """Part → process id, of those running now."""
