@@ -17,6 +17,7 @@ import pytest
 from schemas.kinds import CampaignPhase, Channel, ClaimState, ControlState, Kind, RecipientState
 from schemas.notifications import DecisionKey, DeliveryKey
 from schemas.schedules import RecurringContent, TriggerStatus
+from sendloom.domain.guard_rails import Tally
 from sendloom.domain.ids import dead_letter_id
 from sendloom.domain.outcomes import Cause
 from sendloom.errors import Refusal
@@ -221,6 +222,10 @@ CALLS: dict[str, Call] = {
     "PostgresCampaigns.set_phase": lambda s, t: s.campaigns.set_phase(
         t, ID, CampaignPhase.CANCELLED
     ),
+    "PostgresCampaigns.sample": lambda s, t: s.campaigns.sample(t, CAT, ID, 99),
+    "PostgresCampaigns.approve": lambda s, t: s.campaigns.approve(t, ID, "x"),
+    "PostgresCampaigns.health": lambda s, t: s.campaigns.health(campaign(t)),
+    "PostgresCampaigns.note_seen": lambda s, t: s.campaigns.note_seen(t, ID, Tally(sent=9)),
     "PostgresCampaigns.sent_now": lambda s, t: s.campaigns.sent_now(t, ID),
     "PostgresCampaigns.control": lambda s, t: s.campaigns.control(t, ID),
     "PostgresCampaigns.set_control": lambda s, t: s.campaigns.set_control(
@@ -309,6 +314,7 @@ CALLS: dict[str, Call] = {
         t, ID, 1, HASH, 1, 1, [a_row(0, variables={})]
     ),
     "PostgresLists.make_ready": lambda s, t: s.lists.make_ready(t, ID),
+    "PostgresLists.write_sent": lambda s, t: s.lists.write_sent(t, "copy", uuid4(), campaign(t)),
     "PostgresLists.fail": lambda s, t: s.lists.fail(t, ID, "x"),
     "PostgresLists.withdraw": lambda s, t: s.lists.withdraw(t, ID, "x"),
     "PostgresPasscodes.insert": lambda s, t: s.passcodes.insert(passcode(t)),
@@ -318,6 +324,7 @@ CALLS: dict[str, Call] = {
     "PostgresPasscodes.take_resend": lambda s, t: s.passcodes.take_resend(t, ID, "x"),
     "PostgresPasscodes.cancel": lambda s, t: s.passcodes.cancel(t, ID),
     "PostgresPeople.people": lambda s, t: s.people.people(t, CAT, [WHO, "r001"], True),
+    "PostgresPeople.sample": lambda s, t: s.people.sample(t, CAT, ID, 99),
     "PostgresPeople.members": lambda s, t: s.people.members(t, CAT, ID, 0, 0, True),
     "PostgresRecipients.upsert": lambda s, t: s.recipients.upsert(
         t, [RecipientWrite(WHO, "xx", addresses=(mail(WHO, MARK),))]
@@ -374,6 +381,7 @@ CALLS: dict[str, Call] = {
     "PostgresSeries.replace": lambda s, t: s.series.replace(series(t), 1),
 }
 OVER_ALL_TENANTS = {
+    "PostgresAccepted.oldest_waiting_security",
     # Housekeeping, rebuild and senders' control: no caller of the API reaches these.
     "PostgresAccepted.unstarted",
     "PostgresAccepted.open_rows",
