@@ -69,7 +69,11 @@ def test_every_link_in_a_document_leads_somewhere(document: Path) -> None:
 def test_every_path_a_document_names_exists(document: Path) -> None:
     tops = "|".join((*TOP, "docs", "tests", "benchmarks", "deploy", "examples", "temporal-config"))
     named = set(re.findall(rf"`((?:{tops})/[A-Za-z0-9_./-]+\.[a-z]+)`", document.read_text()))
-    missing = sorted(path for path in named if not (ROOT / path).exists() and "NNNN" not in path and "acme" not in path)
+    missing = sorted(
+        path
+        for path in named
+        if not (ROOT / path).exists() and "NNNN" not in path and "acme" not in path
+    )
     assert missing == []
 
 

@@ -75,7 +75,9 @@ async def test_the_first_outcome_stays_but_what_was_sent_was_sent(
 
 
 async def test_the_sweeper_finds_what_was_never_started(stores: Stores, world: World) -> None:
-    rows = [an_accepted(world.tenant, accepted_at=NOW - timedelta(minutes=n)) for n in range(4)]
+    # Postgres's clock judges, so this is counted from now and not from when the tests began.
+    now = datetime.now(UTC)
+    rows = [an_accepted(world.tenant, accepted_at=now - timedelta(minutes=n)) for n in range(4)]
     for row in rows:
         await stores.accepted.insert_or_match(row)
     await stores.accepted.mark_started(world.tenant, rows[3].id)
