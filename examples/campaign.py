@@ -78,12 +78,12 @@ def main() -> None:
         )
         time.sleep(2)
         sendloom.pause_campaign(campaign.id, "to show it")
-        print("paused at", sendloom.campaign(campaign.id).counts)  # noqa: T201
+        print("paused at", sendloom.campaign(campaign.id).counts)
         sendloom.resume_campaign(campaign.id)
         while (status := sendloom.campaign(campaign.id)).phase is not CampaignPhase.COMPLETED:
-            print(status.phase, dict(status.counts))  # noqa: T201
+            print(status.phase, dict(status.counts))
             time.sleep(1)
-        print("done", dict(status.counts), status.reasons)  # noqa: T201
+        print("done", dict(status.counts), status.reasons)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def main() -> None:
         )
         while (status := sendloom.notification(answer.id)).state == "pending":
             time.sleep(0.1)
-        print(status.model_dump_json(indent=2))  # noqa: T201
+        print(status.model_dump_json(indent=2))
 
 
 if __name__ == "__main__":
