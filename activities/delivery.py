@@ -197,7 +197,7 @@ class DeliveryActivities:
         row, decision = await asyncio.gather(
             self._accepted.get(n.tenant, n.notification_id), self._decisions.read(key)
         )
-        if row is None:
+        if row is None or not row.content:
             return Plan(step=Settled(outcome=Expired(reason="purged")))
         if (cancelled := _cancelled_in_store(row)) is not None:
             return Plan(step=Settled(outcome=cancelled))

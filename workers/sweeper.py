@@ -30,12 +30,27 @@ Lock = Callable[[str], AbstractAsyncContextManager[bool]]
 Start = Callable[[AcceptedRow], Awaitable[bool]]
 
 
+ORPHANED = timedelta(minutes=5)
+"""After its lease's end. Whoever drives a message settles its claim long before; this is for one that nobody drives."""
+
+SECRETS_FORGOTTEN = SECRETS_KEPT - timedelta(days=1)
+"""A day of margin, for a purge that could not run."""
+
+
 class Purgeable(Protocol):
     async def purge(self, before: datetime, limit: int, /) -> int: ...
 
 
+class Rows(Purgeable, Protocol):
+    async def forget_secrets(self, accepted_before: datetime, limit: int, /) -> int: ...
+
+
+class Claims(Protocol):
+    async def settle_orphans(self, over_for: timedelta, limit: int, /) -> int: ...
+
+
 class Sweeper:
-    """Starts what was accepted and not started."""
+    """Starts what was accepted and not started; settles claims nobody settled."""
 
     def __init__(
         self,
@@ -44,9 +59,11 @@ class Sweeper:
         passcodes: PasscodeStore,
         campaigns: CampaignStore,
         hash_code: HashCode,
+        claims: Claims,
         start: Start,
         lock: Lock,
     ) -> None:
+        self._claims = claims
         self._accepted = accepted
         self._passcodes = passcodes
         self._campaigns = campaigns
@@ -68,6 +85,8 @@ class Sweeper:
                     except Exception:
                         # One row that cannot be started must not keep the others waiting.
                         log.exception("a row cannot be started", extra={"id": str(row.id)})
+                if orphans := await self._claims.settle_orphans(ORPHANED, SWEEP_ROWS):
+                    log.warning("claims that nobody settled are unknown", extra={"claims": orphans})
         except StoreUnavailable as e:
             log.warning("the sweeper waits for its store", extra={"why": str(e)})
 
@@ -91,7 +110,7 @@ class Purger:
     def __init__(
         self,
         *,
-        accepted: Purgeable,
+        accepted: Rows,
         passcodes: Purgeable,
         lock: Lock,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -106,16 +125,21 @@ class Purger:
         async with self._lock("purge") as ours:
             if not ours:
                 return
-            gone = await _in_batches(self._accepted, self._now() - IDEMPOTENCY_KEPT)
-            codes = await _in_batches(self._passcodes, self._now() - SECRETS_KEPT)
-        if gone or codes:
-            log.info("purged", extra={"accepted_rows": gone, "passcode_rows": codes})
+            secrets_before = self._now() - SECRETS_FORGOTTEN
+            secrets = await _in_batches(self._accepted.forget_secrets, secrets_before)
+            codes = await _in_batches(self._passcodes.purge, secrets_before)
+            rows = await _in_batches(self._accepted.purge, self._now() - IDEMPOTENCY_KEPT)
+        if rows or secrets or codes:
+            log.info(
+                "purged",
+                extra={"accepted_rows": rows, "forgotten": secrets, "passcode_rows": codes},
+            )
 
 
-async def _in_batches(store: Purgeable, before: datetime) -> int:
+async def _in_batches(purge: Callable[[datetime, int], Awaitable[int]], before: datetime) -> int:
     total = 0
     for _ in range(PURGE_BATCHES):
-        deleted = await store.purge(before, PURGE_ROWS)
+        deleted = await purge(before, PURGE_ROWS)
         total += deleted
         if deleted < PURGE_ROWS:
             break

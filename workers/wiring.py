@@ -239,6 +239,7 @@ async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
             passcodes=s.passcodes,
             campaigns=s.campaigns,
             hash_code=sealer.passcode_hash,
+            claims=s.ledger,
             start=partial(starting.start, client, rpc_timeout=START_SECONDS),
             lock=lock,
         )

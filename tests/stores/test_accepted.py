@@ -7,8 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from schemas.kinds import Kind, MessageClass
+from schemas.kinds import Channel, Kind, MessageClass
+from schemas.notifications import DeliveryKey
 from sendloom.errors import Refusal
+from sendloom.ports import DeliveryRow
 from tests.stores.conftest import NOW, Stores, World, an_accepted
 
 ZERO = timedelta(0)
@@ -158,3 +160,33 @@ async def test_closed_rows_are_purged_in_batches_and_open_ones_never(
     left = [await stores.accepted.get(world.tenant, row.id) for row in rows]
     assert left[:3] == [None] * 3
     assert left[3] is not None
+
+
+async def test_pass5_an_old_passcodes_code_is_forgotten_everywhere_and_its_row_stays(
+    stores: Stores, world: World
+) -> None:
+    old = an_accepted(world.tenant, kind=Kind.PASSCODE, accepted_at=NOW - timedelta(days=6))
+    young = an_accepted(world.tenant, kind=Kind.PASSCODE, accepted_at=NOW)
+    order = an_accepted(world.tenant, accepted_at=NOW - timedelta(days=6))
+    for row in (old, young, order):
+        await stores.accepted.insert_or_match(row)
+    delivery = DeliveryRow(
+        DeliveryKey(
+            tenant=world.tenant,
+            frozen_at=old.accepted_at,
+            campaign_id=old.id,
+            recipient_id="r",
+            channel=Channel.SMS,
+        ),
+        b"h" * 16,
+        b'{"body":"the code"}',
+    )
+    await stores.decisions.add_delivery(delivery)
+    assert await stores.accepted.forget_secrets(NOW - timedelta(days=5), 10) == 1
+    assert await stores.accepted.forget_secrets(NOW - timedelta(days=5), 10) == 0
+    kept = await stores.accepted.get(world.tenant, old.id)
+    assert kept is not None
+    assert kept.content == b""
+    assert await stores.decisions.delivery(delivery.key) is None
+    for row in (young, order):
+        assert await stores.accepted.get(world.tenant, row.id) == row

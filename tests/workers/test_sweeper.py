@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from schemas.kinds import Kind
@@ -45,8 +45,20 @@ async def somebody_elses(name: str) -> AsyncIterator[bool]:
     yield False
 
 
-def sweeper(world: World, starts: Starts, lock=ours) -> Sweeper:
+class Orphans:
+    """Claims that nobody settles."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    async def settle_orphans(self, over_for: timedelta, limit: int) -> int:
+        settled, self.count = min(self.count, limit), max(self.count - limit, 0)
+        return settled
+
+
+def sweeper(world: World, starts: Starts, lock=ours, orphans: Orphans | None = None) -> Sweeper:
     return Sweeper(
+        claims=orphans or Orphans(),
         accepted=world.accepted,
         passcodes=world.passcodes,
         campaigns=NoCampaigns(),  # type: ignore[arg-type]
@@ -107,6 +119,12 @@ async def test_a_store_that_is_down_is_waited_for():
     assert starts.rows == []
 
 
+async def test_claims_that_nobody_settled_are_settled():
+    orphans = Orphans(3)
+    await sweeper(World(), Starts(), orphans=orphans).sweep()
+    assert orphans.count == 0
+
+
 class Aged:
     """Rows by age, deleted in batches as asked."""
 
@@ -121,11 +139,31 @@ class Aged:
         return gone
 
 
+class AgedRows(Aged):
+    def __init__(self, rows: int, secrets: int) -> None:
+        super().__init__(rows)
+        self.secrets = secrets
+        self.secrets_before: datetime | None = None
+
+    async def forget_secrets(self, before: datetime, limit: int) -> int:
+        self.secrets_before = before
+        gone = min(self.secrets, limit)
+        self.secrets -= gone
+        return gone
+
+
 async def test_a_purge_goes_in_small_batches_to_the_end():
-    accepted, passcodes = Aged(2_500), Aged(10)
+    accepted, passcodes = AgedRows(2_500, 1_200), Aged(10)
     await Purger(accepted=accepted, passcodes=passcodes, lock=ours).purge()
     assert accepted.batches == [1_000, 1_000, 500]
-    assert passcodes.rows == 0
+    assert (accepted.secrets, passcodes.rows) == (0, 0)
+
+
+async def test_pass5_codes_are_gone_before_they_are_seven_days_old():
+    accepted, now = AgedRows(0, 1), datetime(2026, 3, 9, tzinfo=UTC)
+    purger = Purger(accepted=accepted, passcodes=Aged(0), lock=ours, now=lambda: now)
+    await purger.purge()
+    assert accepted.secrets_before == now - timedelta(days=6)
 
 
 async def test_the_advisory_lock_has_one_holder_and_ends_with_it(database: str):

@@ -185,6 +185,10 @@ class PostgresLedger(PostgresStore):
     async def settle(self, scope: ClaimScope) -> int:
         return await self._execute(SQL["settle"], *_at(scope))
 
+    async def settle_orphans(self, over_for: timedelta, limit: int) -> int:
+        """Make unknown what nobody has settled so long after its lease's end, over all tenants; how many."""
+        return await self._execute(SQL["settle_orphans"], over_for, limit)
+
     async def of_campaign(
         self, tenant: str, frozen_at: datetime, campaign_id: UUID
     ) -> list[ClaimRow]:

@@ -68,3 +68,15 @@ SELECT max(now() - r.accepted_at) AS age
                     WHERE c.campaign_id = r.id AND c.tenant = r.tenant AND c.frozen_at = r.accepted_at)
    AND NOT EXISTS (SELECT FROM decisions d
                     WHERE d.campaign_id = r.id AND d.tenant = r.tenant AND d.frozen_at = r.accepted_at AND d.state <> 0)
+
+-- name: forget_secrets
+-- A passcode's code, in the row and in what was sent. The row stays: its idempotency key must hold for longer.
+WITH old AS (
+    SELECT tenant, id, accepted_at FROM accepted
+     WHERE kind = 'passcode' AND content <> '' AND accepted_at < $1
+     ORDER BY accepted_at LIMIT $2 FOR UPDATE SKIP LOCKED
+), payloads AS (
+    UPDATE deliveries d SET payload = NULL FROM old
+     WHERE d.tenant = old.tenant AND d.frozen_at = old.accepted_at AND d.campaign_id = old.id
+)
+UPDATE accepted a SET content = '' FROM old WHERE a.tenant = old.tenant AND a.id = old.id

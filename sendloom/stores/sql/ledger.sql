@@ -101,6 +101,14 @@ UPDATE claims SET state = 2, code = 'lease_over', recorded_at = now()
  WHERE tenant = $1 AND frozen_at = $2 AND campaign_id = $3 AND shard = $4 AND page = $5 AND channel = $6
    AND state = 0 AND lease_until <= now()
 
+-- name: settle_orphans
+-- Of whatever campaign or message: nobody who could record it is left.
+UPDATE claims c SET state = 2, code = 'lease_over', recorded_at = now()
+  FROM (SELECT tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device FROM claims
+         WHERE state = 0 AND lease_until < now() - $1::interval ORDER BY lease_until LIMIT $2 FOR UPDATE SKIP LOCKED) o
+ WHERE c.tenant = o.tenant AND c.frozen_at = o.frozen_at AND c.campaign_id = o.campaign_id AND c.shard = o.shard AND c.page = o.page
+   AND c.channel = o.channel AND c.recipient_id = o.recipient_id AND c.send_no = o.send_no AND c.device = o.device
+
 -- name: of_campaign
 SELECT c.shard, c.page, c.channel,
 -- include: columns
