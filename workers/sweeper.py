@@ -20,6 +20,9 @@ LEFT_ALONE = timedelta(seconds=5)
 """An accept that is still going on takes well under a second."""
 SWEEP_ROWS = 500
 
+UPLOAD_ABANDONED = timedelta(hours=24)
+"""An upload may be resumed next morning; after that it only holds space."""
+
 PURGE_EVERY = 600.0
 PURGE_ROWS = 1_000
 """Small batches: a purge must not be felt."""
@@ -134,6 +137,25 @@ class Purger:
                 "purged",
                 extra={"accepted_rows": rows, "forgotten": secrets, "passcode_rows": codes},
             )
+
+
+class Uploads(Protocol):
+    async def reap(self, untouched_for: timedelta, limit: int = 100, /) -> int: ...
+
+
+class Reaper:
+    """Fails list uploads that nobody goes on with, and frees what they had staged (CAMP-2)."""
+
+    def __init__(self, *, lists: Uploads, lock: Lock) -> None:
+        self._lists = lists
+        self._lock = lock
+
+    async def reap(self) -> None:
+        """One round."""
+        async with self._lock("reap") as ours:
+            reaped = await self._lists.reap(UPLOAD_ABANDONED) if ours else 0
+        if reaped:
+            log.info("abandoned uploads were reaped", extra={"versions": reaped})
 
 
 async def _in_batches(purge: Callable[[datetime, int], Awaitable[int]], before: datetime) -> int:

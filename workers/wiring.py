@@ -55,7 +55,7 @@ from workers.locks import advisory_lock
 from workers.nudging import NUDGE_EVERY, Nudger
 from workers.rebuild import Rebuild
 from workers.serve import Background, every
-from workers.sweeper import PURGE_EVERY, SWEEP_EVERY, Purger, Sweeper
+from workers.sweeper import PURGE_EVERY, SWEEP_EVERY, Purger, Reaper, Sweeper
 from workflows import scheduling, starting
 
 CONFIGURED = frozenset({Channel.EMAIL, Channel.SMS})
@@ -244,6 +244,7 @@ async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
             lock=lock,
         )
         purger = Purger(accepted=s.accepted, passcodes=s.passcodes, lock=lock)
+        reaper = Reaper(lists=PostgresLists(pool, sealer), lock=lock)
         triggering = triggers(s, client)
         nudger = Nudger(
             schedules=s.schedules,
@@ -256,6 +257,7 @@ async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
             loops=[
                 partial(every, SWEEP_EVERY, sweeper.sweep, "sweep"),
                 partial(every, PURGE_EVERY, purger.purge, "purge"),
+                partial(every, PURGE_EVERY, reaper.reap, "reap"),
                 partial(every, NUDGE_EVERY, nudger.nudge, "nudge"),
             ],
             activities=[triggering.fire],

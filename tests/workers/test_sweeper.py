@@ -12,7 +12,7 @@ from sendloom.stores.pool import open_pool
 from tests.builders import World, a_notification, a_passcode, accepted_row
 from tests.builders import a_content as content
 from workers.locks import advisory_lock
-from workers.sweeper import LEFT_ALONE, Purger, Sweeper
+from workers.sweeper import LEFT_ALONE, UPLOAD_ABANDONED, Purger, Reaper, Sweeper
 
 LONG_AGO = LEFT_ALONE + timedelta(seconds=1)
 
@@ -164,6 +164,24 @@ async def test_pass5_codes_are_gone_before_they_are_seven_days_old():
     purger = Purger(accepted=accepted, passcodes=Aged(0), lock=ours, now=lambda: now)
     await purger.purge()
     assert accepted.secrets_before == now - timedelta(days=6)
+
+
+async def test_abandoned_uploads_are_reaped_by_the_one_that_holds_the_lock():
+    asked: list[timedelta] = []
+
+    class Lists:
+        async def reap(self, untouched_for: timedelta, limit: int = 100, /) -> int:
+            asked.append(untouched_for)
+            return 1
+
+    @contextlib.asynccontextmanager
+    async def theirs(name: str) -> AsyncIterator[bool]:
+        yield False
+
+    await Reaper(lists=Lists(), lock=theirs).reap()
+    assert asked == []
+    await Reaper(lists=Lists(), lock=ours).reap()
+    assert asked == [UPLOAD_ABANDONED]
 
 
 async def test_the_advisory_lock_has_one_holder_and_ends_with_it(database: str):
