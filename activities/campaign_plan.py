@@ -13,6 +13,7 @@ from temporalio import activity
 from activities.campaign_ground import Ground, Grounds, usable
 from activities.guard_rails import watch_over
 from activities.heartbeats import heartbeating
+from activities.lane_guard import LaneGuard, watching
 from activities.preflight import examine
 from activities.rendering import Templates
 from schemas.campaigns import (
@@ -90,6 +91,7 @@ class CampaignActivities:
         dead_letters: DeadLetterStore,
         templates: Templates,
         audiences: Audiences,
+        guard: LaneGuard | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,6 +103,7 @@ class CampaignActivities:
         self._dead_letters = dead_letters
         self._templates = templates
         self._audiences = audiences
+        self._guard = guard
         self._grounds = Grounds(campaigns, catalog, templates)
         self._now = now
         self._monotonic = monotonic
@@ -214,7 +217,7 @@ class CampaignActivities:
     async def plan(self, s: Stretch) -> StretchResult:
         """Decides for some thousands of people, page by page from the durable cursor. Returns counts."""
         began = self._monotonic()
-        async with heartbeating():
+        async with heartbeating(), watching(self._guard):
             try:
                 return await self._plan(s, began)
             except Fenced:
@@ -244,6 +247,13 @@ class CampaignActivities:
         reading: asyncio.Task[list[Member]] | None = None
         try:
             for n, (number, size) in enumerate(pages):
+                while (
+                    self._guard is not None
+                    and self._monotonic() - began < s.max_seconds
+                    and not activity.is_worker_shutdown()
+                    and await self._guard.let_pass()
+                ):
+                    pass
                 if self._monotonic() - looked_at > CONTROL_EVERY:
                     control, looked_at = await self._control(ref), self._monotonic()
                 if control.state is not ControlState.RUNNING:

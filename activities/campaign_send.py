@@ -25,7 +25,7 @@ from activities.delivery import ADDRESS_PURPOSE
 from activities.facts import spread_of
 from activities.guard_rails import watch_over
 from activities.heartbeats import heartbeating
-from activities.lane_guard import LaneGuard
+from activities.lane_guard import LaneGuard, watching
 from activities.rendering import Templates
 from schemas.campaigns import Control, DueStretch, Stretch, StretchResult
 from schemas.kinds import (
@@ -89,7 +89,6 @@ DUE_AT_ONCE = 1_000
 SWITCHES_EVERY = 1.0
 NOTE_EVERY = 5.0
 CLAIM_TRIES = 5
-GIVE_WAY = 0.1
 GUARD_EVERY = 10.0
 GUARDED_KEPT = 1_000
 KILLED_WAIT = timedelta(seconds=10)
@@ -523,18 +522,12 @@ class _Stretch:
         return not rest and left == 0
 
     def _guarded(self) -> contextlib.AbstractAsyncContextManager[None]:
-        guard = self.lane.guard
-        return contextlib.nullcontext() if guard is None else guard.watching()
+        return watching(self.lane.guard)
 
     async def _gives_way(self) -> bool:
         """Waits in hand while security waits: a timer for each shard would load a server that is behind already."""
         guard = self.lane.guard
-        if guard is None or not guard.yields:
-            return False
-        began = self.lane.monotonic()
-        await asyncio.sleep(GIVE_WAY)
-        metrics.record_held_back("security", self.lane.monotonic() - began)
-        return True
+        return guard is not None and await guard.let_pass()
 
     async def _control_is_fresh(self) -> bool:
         """Waits rather than claims what could not be called."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
@@ -14,18 +15,30 @@ from sendloom.platform.metrics import campaign as metrics
 
 log = logging.getLogger(__name__)
 
-EVERY = 0.5
-"""Seconds between two looks."""
-YIELD_AT = timedelta(seconds=2)
-RESUME_AT = timedelta(seconds=1)
-"""Lower than what makes it yield, so that it does not flap."""
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When marketing gives way. It goes on at a lower age than it stops at, so that it does not flap."""
+
+    every: float
+    """Seconds between two looks."""
+    yield_at: timedelta
+    resume_at: timedelta
+
+
+APART = Patience(0.5, timedelta(seconds=2), timedelta(seconds=1))
+"""Security has machines of its own: a wait means that it is behind."""
+TOGETHER = Patience(0.1, timedelta(milliseconds=200), timedelta(milliseconds=100))
+"""On the same cores a wait that a person does not notice yet is the sign that there is not enough for both."""
+
+GIVE_WAY = 0.1
 STALE = 5.0
 """Seconds. A look that old says nothing any more: without a database nothing is sent either way."""
 
 
 class SecurityBacklog(Protocol):
-    async def oldest_waiting_security(self) -> timedelta | None:
-        """How long the oldest security message has waited to be called for, or None."""
+    async def oldest_waiting_security(self, at_least: timedelta) -> timedelta | None:
+        """How long the oldest security message has waited to be called for, or None if none has waited `at_least` so long."""
         ...
 
 
@@ -36,12 +49,12 @@ class LaneGuard:
         self,
         backlog: SecurityBacklog,
         *,
+        patience: Patience = APART,
         monotonic: Callable[[], float] = time.monotonic,
-        every: float = EVERY,
     ) -> None:
         self._backlog = backlog
         self._monotonic = monotonic
-        self._every = every
+        self._patience = patience
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
         self._heard_at = float("-inf")
@@ -70,9 +83,9 @@ class LaneGuard:
 
     async def look(self) -> None:
         """Once, now."""
-        asked_at = self._monotonic()
+        asked_at, patience = self._monotonic(), self._patience
         try:
-            age = await self._backlog.oldest_waiting_security()
+            age = await self._backlog.oldest_waiting_security(patience.resume_at)
         except StoreUnavailable:
             log.warning("the age of what security waits for could not be read")
             return
@@ -81,16 +94,34 @@ class LaneGuard:
             return
         self._heard_at = asked_at
         metrics.record_security_wait(age or timedelta(0))
-        yields = age is not None and age > (RESUME_AT if self._yields else YIELD_AT)
+        yields = age is not None and age > (
+            patience.resume_at if self._yields else patience.yield_at
+        )
         if yields is not self._yields:
             self._yields = yields
             seconds = round((age or timedelta(0)).total_seconds(), 1)
-            log.warning(
+            level = logging.WARNING if self._patience is APART else logging.DEBUG
+            log.log(
+                level,
                 "marketing gives way to security" if yields else "marketing goes on",
                 extra={"oldest_security_s": seconds},
             )
 
+    async def let_pass(self) -> bool:
+        """Waits in hand while security waits, one look's time; whether it did."""
+        if not self.yields:
+            return False
+        began = self._monotonic()
+        await asyncio.sleep(GIVE_WAY)
+        metrics.record_held_back("security", self._monotonic() - began)
+        return True
+
     async def _watch(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(self._every)
+            await asyncio.sleep(self._patience.every)
+
+
+def watching(guard: LaneGuard | None) -> contextlib.AbstractAsyncContextManager[None]:
+    """Keeps looking inside; nothing for a lane without a guard."""
+    return contextlib.nullcontext() if guard is None else guard.watching()

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import httpx
 
-from benchmarks.campaign import launch
+from benchmarks.campaign import Watch, launch
 from benchmarks.kill import Outside, outside
 from benchmarks.sinks import smtp_sink
 from benchmarks.stack import Stack, audience, machine, percentile, seed, stack
@@ -28,14 +28,20 @@ class Passcodes:
         self._s, self._out = s, out
         self._http = httpx.AsyncClient(timeout=30)
         self._phones = iter(f"+1202555{n:04d}" for n in range(200, 10_000))
+        self.accepts: list[float] = []
 
-    async def run(self, seconds: float, until: asyncio.Event | None = None) -> list[float]:
-        """Milliseconds of every passcode sent; one that never arrives within 30 s counts as that."""
-        begun: dict[str, int] = {}
-        tasks: set[asyncio.Task[None]] = set()
+    async def prepare(self, seconds: float) -> list[str]:
+        """People for so many seconds: not while anything is measured."""
         prepared = [next(self._phones) for _ in range(int(seconds * PER_SECOND))]
         for phone in prepared:
             await self._put(phone)
+        return prepared
+
+    async def run(self, prepared: list[str], until: asyncio.Event | None = None) -> list[float]:
+        """Milliseconds of every passcode sent; one that never arrives within 30 s counts as that."""
+        begun: dict[str, int] = {}
+        tasks: set[asyncio.Task[None]] = set()
+        self.accepts = []
         start = time.monotonic()
         for n, phone in enumerate(prepared):
             await asyncio.sleep(max(0.0, start + n / PER_SECOND - time.monotonic()))
@@ -75,6 +81,7 @@ class Passcodes:
             headers={"Authorization": f"Bearer {self._s.key}", "Idempotency-Key": str(uuid4())},
         )
         answer.raise_for_status()
+        self.accepts.append(answer.elapsed.total_seconds() * 1000)
 
 
 async def campaign_time(s: Stack, size: int, sink: Any) -> float:
@@ -117,10 +124,14 @@ async def hang_other_tenant(s: Stack, out: Outside, key: str, count: int) -> Non
 
 async def measure(s: Stack, out: Outside, sink: Any, size: int, seconds: float) -> dict[str, Any]:
     passcodes = Passcodes(s, out)
-    await passcodes.run(2)
-    idle = await passcodes.run(seconds)
+    await passcodes.run(await passcodes.prepare(2))
+    people = await passcodes.prepare(seconds)
+    with Watch(s) as idle_watch:
+        idle = await passcodes.run(people)
+    idle_accepts = passcodes.accepts
     alone = await campaign_time(s, size, sink)
     done = asyncio.Event()
+    people = await passcodes.prepare(max(seconds, alone * 4))
 
     async def campaign() -> float:
         took = await campaign_time(s, size, sink)
@@ -128,8 +139,11 @@ async def measure(s: Stack, out: Outside, sink: Any, size: int, seconds: float) 
         return took
 
     running = asyncio.create_task(campaign())
-    busy = await passcodes.run(max(seconds, alone * 3), until=done)
+    with Watch(s) as busy_watch:
+        busy = await passcodes.run(people, until=done)
+    busy_accepts = passcodes.accepts
     together = await running
+    people = await passcodes.prepare(seconds)
     key = await asyncio.to_thread(other_tenant, s)
     main_key, s.key = s.key, key
     await asyncio.to_thread(seed, s)
@@ -138,7 +152,7 @@ async def measure(s: Stack, out: Outside, sink: Any, size: int, seconds: float) 
     sink._process.send_signal(19)
     await asyncio.to_thread(launch, s, "bench")
     hanging = asyncio.create_task(hang_other_tenant(s, out, key, 40))
-    hang = await passcodes.run(seconds)
+    hang = await passcodes.run(people)
     await hanging
     sink._process.send_signal(18)
     return {
@@ -146,6 +160,12 @@ async def measure(s: Stack, out: Outside, sink: Any, size: int, seconds: float) 
         "passcode_idle_p99_ms": round(percentile(idle, 99), 1),
         "passcode_campaign_p50_ms": round(percentile(busy, 50), 1),
         "passcode_campaign_p99_ms": round(percentile(busy, 99), 1),
+        "accept_p99_ms": {
+            "idle": round(percentile(idle_accepts, 99), 1),
+            "campaign": round(percentile(busy_accepts, 99), 1),
+        },
+        "cpu_s_idle": idle_watch.cpu_s_by_part,
+        "cpu_s_campaign": busy_watch.cpu_s_by_part,
         "passcode_hang_p99_ms": round(percentile(hang, 99), 1),
         "ratio_campaign_to_idle_p99": round(percentile(busy, 99) / percentile(idle, 99), 2),
         "campaign_slowdown": round(together / alone, 2),

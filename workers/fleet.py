@@ -8,7 +8,7 @@ from typing import Any
 
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
-from temporalio.worker import Worker, WorkerDeploymentConfig
+from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerDeploymentConfig
 
 from schemas.kinds import MessageClass
 from sendloom.domain.lanes import OPS_QUEUE, Lane, flow_queue
@@ -51,6 +51,9 @@ STICKY = {
 CACHED_WORKFLOWS = 2_000
 """Passcodes wait ten minutes for their checks; one cached workflow is some 50 KB."""
 
+WORKFLOW_POLLERS = 10
+"""Half of them for workflows that nobody has cached: of the SDK's five one would be, and a burst of new passcodes would wait
+for it in the server's backlog, from which it comes back seconds late."""
 FLOW_ACTIVITIES = 100
 LOCAL_ACTIVITIES = 200
 OPS_ACTIVITIES = 20
@@ -74,6 +77,8 @@ def flow_worker(
         max_concurrent_activities=FLOW_ACTIVITIES,
         max_concurrent_local_activities=LOCAL_ACTIVITIES,
         sticky_queue_schedule_to_start_timeout=STICKY[message_class],
+        workflow_task_poller_behavior=PollerBehaviorSimpleMaximum(WORKFLOW_POLLERS),
+        nonsticky_to_sticky_poll_ratio=0.5,
         **_common(queue, build_id),
     )
 

@@ -78,7 +78,7 @@ async def _open_workers(
     common = await open_.enter_async_context(wiring.shared(settings))
 
     async def flow(served: MessageClass) -> Worker:
-        activities = await open_.enter_async_context(wiring.flow(settings, served, client))
+        activities = await open_.enter_async_context(wiring.flow(settings, served, client, common))
         return flow_worker(client, served, activities, build_id)
 
     async def one(lane: Lane) -> Worker:

@@ -19,13 +19,14 @@ from activities.campaign_plan import CampaignActivities
 from activities.campaign_send import CampaignSendActivities
 from activities.delivery import DeliveryActivities
 from activities.facts import RecentCatalog
-from activities.lane_guard import LaneGuard
+from activities.lane_guard import APART, TOGETHER, LaneGuard
 from activities.passcodes import PasscodeActivities
 from activities.reminders import ReminderActivities
 from activities.rendering import Senders, Templates
 from activities.triggers import TriggerActivities
 from schemas.kinds import Channel, MessageClass
 from sendloom.domain.lanes import Lane
+from sendloom.platform.priority import own_nice
 from sendloom.platform.sealing import RingSealer
 from sendloom.platform.temporal import reachable
 from sendloom.ports import Provider, SentCache
@@ -122,7 +123,7 @@ def stores(pool: Pool, sealer: RingSealer) -> Stores:
 
 @asynccontextmanager
 async def flow(
-    settings: Settings, message_class: MessageClass, client: Client
+    settings: Settings, message_class: MessageClass, client: Client, common: "Shared"
 ) -> AsyncIterator[Activities]:
     """The activities of a class's flow queue."""
     sealer = _sealer(settings)
@@ -143,6 +144,7 @@ async def flow(
             dead_letters=s.dead_letters,
             templates=Templates(s.catalog),
             audiences=PostgresLists(pool, sealer),
+            guard=common.guard if message_class is MessageClass.MARKETING else None,
         )
         yield [
             delivery.plan,
@@ -174,12 +176,14 @@ async def flow(
 async def shared(settings: Settings) -> AsyncIterator["Shared"]:
     """What the lanes of one process share."""
     sealer = _sealer(settings)
-    # Two connections: a slow look at what security waits for must not make a pause slow.
-    async with _pool(settings, 2, "control") as pool:
+    # Two connections: a slow look at what security waits for must not make a pause slow; nor must giving way.
+    async with _pool(settings, 2, "control", gives_way=False) as pool:
         s = stores(pool, sealer)
         watch = ControlWatch(s.campaigns)
+        # At low priority it shares the machine with what it gives way to.
+        patience = TOGETHER if own_nice() > 0 else APART
         try:
-            yield Shared(LoginGate(), watch, LaneGuard(s.accepted))
+            yield Shared(LoginGate(), watch, LaneGuard(s.accepted, patience=patience))
         finally:
             await watch.close()
 
@@ -426,8 +430,10 @@ def _senders(settings: Settings) -> Senders:
 
 
 @asynccontextmanager
-async def _pool(settings: Settings, size: int, name: str) -> AsyncIterator[Pool]:
-    pool = await open_pool(settings.postgres_dsn, size, f"sendloom {name}")
+async def _pool(
+    settings: Settings, size: int, name: str, *, gives_way: bool = True
+) -> AsyncIterator[Pool]:
+    pool = await open_pool(settings.postgres_dsn, size, f"sendloom {name}", gives_way=gives_way)
     try:
         yield pool
     finally:

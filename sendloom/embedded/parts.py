@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias, TypedDict
 
 from sendloom.errors import ConfigurationError
+from sendloom.platform.priority import give_way, only_when_idle
 
 Probe: TypeAlias = Callable[[], bool]
 """True when ready. Quick (about a second at most), blocking, never raises."""
@@ -71,8 +72,8 @@ def launch(part: Part, log: Path, *, die_with_parent: bool = False) -> subproces
         )
     if part.nice:
         # Its threads do not exist yet, and inherit this.
-        with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, part.nice)
+        give_way(process.pid, part.nice)
+        only_when_idle(process.pid)
     return process
 
 

@@ -10,8 +10,8 @@ from sendloom.embedded.home import WORKERS, Home
 from sendloom.embedded.parts import Part
 from sendloom.settings import PREFIX
 
-MARKETING_NICE = 10
-"""A campaign's processes give way to a passcode's on the same cores (LANE-2)."""
+MARKETING_NICE = 19
+"""A campaign's processes give way to a passcode's on the same cores (LANE-2); see `sendloom.platform.priority`."""
 
 TOKEN_VARIABLE = "SENDLOOM_SIMULATOR_TWILIO_TOKEN"
 """The simulators' one variable; they read no settings."""

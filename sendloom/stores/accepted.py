@@ -95,9 +95,11 @@ class PostgresAccepted(PostgresStore):
         rows = await self._fetch(SQL["open_rows"], *(after or _FIRST), limit)
         return [self._open(row) for row in rows]
 
-    async def oldest_waiting_security(self) -> timedelta | None:
+    async def oldest_waiting_security(self, at_least: timedelta) -> timedelta | None:
         """Over all tenants: the age of the oldest security message that nobody has called for yet (LANE-3)."""
-        age: timedelta | None = await self._value(SQL["oldest_waiting_security"], _LOOKED_AT)
+        age: timedelta | None = await self._value(
+            SQL["oldest_waiting_security"], _LOOKED_AT, at_least
+        )
         return age
 
     async def purge(self, closed_before: datetime, limit: int) -> int:

@@ -8,6 +8,7 @@ import asyncpg
 import orjson
 
 from sendloom.errors import StoreUnavailable
+from sendloom.platform.priority import give_way, is_local_postgres, own_nice
 
 if TYPE_CHECKING:
     Pool = asyncpg.Pool[asyncpg.Record]
@@ -25,6 +26,8 @@ BULK = 60.0
 ACQUIRE = 5.0
 """Seconds to wait for a connection of the pool; also what giving it back may take."""
 CONNECT = 5.0
+BACKEND_NICE = 10
+"""Not as low as it goes: a backend may hold what others wait for."""
 
 SERVER_SETTINGS = {
     "jit": "off",
@@ -42,8 +45,12 @@ SERVER_SETTINGS = {
 }
 
 
-async def open_pool(dsn: str, size: int, application_name: str, *, eager: bool = True) -> Pool:
+async def open_pool(
+    dsn: str, size: int, application_name: str, *, eager: bool = True, gives_way: bool = False
+) -> Pool:
     """A pool of at most `size` connections, the first one open unless it is not `eager`.
+
+    `gives_way`: for a process of low priority on one machine with the server, so are its backends.
 
     Raises:
         StoreUnavailable: the server does not answer.
@@ -59,7 +66,7 @@ async def open_pool(dsn: str, size: int, application_name: str, *, eager: bool =
             max_cached_statement_lifetime=3600,
             max_inactive_connection_lifetime=300,
             server_settings={**SERVER_SETTINGS, "application_name": application_name},
-            init=set_codecs,
+            init=_set_up_giving_way if gives_way and own_nice() > 0 else set_codecs,
             reset=_keep_session,
         )
     assert pool is not None
@@ -75,6 +82,16 @@ async def set_codecs(connection: Any) -> None:
         encoder=lambda value: b"\x01" + orjson.dumps(value),
         decoder=lambda raw: orjson.loads(raw[1:]),
     )
+
+
+async def _set_up_giving_way(connection: Any) -> None:
+    await set_codecs(connection)
+    pid = connection.get_server_pid()
+    # The address as it was given is not kept anywhere public; what the socket says is as good.
+    peer = connection._transport.get_extra_info("peername")
+    host = peer[0] if isinstance(peer, tuple) else "/"
+    if is_local_postgres(pid, host):
+        give_way(pid, BACKEND_NICE)
 
 
 async def _keep_session(connection: Any) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest_asyncio
 
-from activities.lane_guard import LaneGuard
+from activities.lane_guard import APART, TOGETHER, LaneGuard
 from sendloom.errors import StoreUnavailable
 from tests.campaign_fakes import CampaignStage, a_stage, until
 from tests.fakes import FakeClock
@@ -20,11 +21,11 @@ class Backlog:
         self.away = False
         self.looks = 0
 
-    async def oldest_waiting_security(self) -> timedelta | None:
+    async def oldest_waiting_security(self, at_least: timedelta) -> timedelta | None:
         self.looks += 1
         if self.away:
             raise StoreUnavailable("Postgres")
-        return self.age
+        return self.age if self.age is not None and self.age >= at_least else None
 
 
 @pytest_asyncio.fixture
@@ -44,6 +45,17 @@ async def test_it_yields_over_two_seconds_and_resumes_under_one():
     assert seen == [False, False, True, True, True, False, False, False, True, False]
 
 
+async def test_on_the_same_cores_it_yields_before_anybody_notices():
+    backlog, clock = Backlog(), FakeClock()
+    guard = LaneGuard(backlog, patience=TOGETHER, monotonic=clock.monotonic)
+    seen = []
+    for milliseconds in (150, 250, 150, 90, 150):
+        backlog.age = timedelta(milliseconds=milliseconds)
+        await guard.look()
+        seen.append(guard.yields)
+    assert seen == [False, True, True, False, False]
+
+
 async def test_what_it_heard_long_ago_holds_nobody_up():
     backlog, clock = Backlog(), FakeClock()
     guard = LaneGuard(backlog, monotonic=clock.monotonic)
@@ -60,7 +72,7 @@ async def test_what_it_heard_long_ago_holds_nobody_up():
 
 async def test_it_looks_only_while_something_is_sent():
     backlog = Backlog()
-    guard = LaneGuard(backlog, every=0.001)
+    guard = LaneGuard(backlog, patience=replace(APART, every=0.001))
     async with guard.watching():
         async with guard.watching():
             await until(lambda: backlog.looks > 2)
@@ -77,7 +89,7 @@ async def test_a_stretch_gives_way_in_mid_flight_and_goes_on_by_itself(stage: Ca
     await stage.launch()
     await stage.plan()
     backlog = Backlog()
-    guard = LaneGuard(backlog, every=0.01)
+    guard = LaneGuard(backlog, patience=replace(APART, every=0.01))
     sending = stage.send_activities(guard=guard)
 
     async def security_falls_behind(mails: object) -> None:

@@ -80,7 +80,7 @@ def test_everything_starts_heals_and_stops(home: Home) -> None:
         for name, part in status["parts"].items()
         if part["pid"]
     }
-    assert nice["worker-marketing-1"] == nice["worker-marketing-2"] == nice["worker-security"] + 10
+    assert nice["worker-marketing-1"] == nice["worker-marketing-2"] == nice["worker-security"] + 19
 
     for name in ("worker-security", "api"):
         os.kill(read_state(home.directory).parts[name].pid or 0, signal.SIGKILL)

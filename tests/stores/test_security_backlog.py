@@ -38,7 +38,7 @@ async def accepted(
 
 
 async def age(stores: Stores) -> float | None:
-    found = await stores.accepted.oldest_waiting_security()
+    found = await stores.accepted.oldest_waiting_security(timedelta(seconds=1))
     return None if found is None else found.total_seconds()
 
 

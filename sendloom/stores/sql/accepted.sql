@@ -61,7 +61,7 @@ DELETE FROM accepted WHERE (tenant, id) IN (
 SELECT max(now() - r.accepted_at) AS age
   FROM (SELECT tenant, id, recipient_id, accepted_at FROM accepted
          WHERE message_class = 'security' AND closed_at IS NULL AND due_at IS NULL
-           AND accepted_at < now() - interval '1 second'
+           AND accepted_at < now() - $2::interval
            AND accepted_at > now() - interval '2 minutes'
          ORDER BY accepted_at DESC LIMIT $1) r
  WHERE NOT EXISTS (SELECT FROM claims c

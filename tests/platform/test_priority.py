@@ -1,0 +1,46 @@
+"""Giving way on a shared machine."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sendloom.platform.priority import give_way, is_local_postgres, only_when_idle
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_gives_way_and_so_does_its_session(child: subprocess.Popen[bytes]) -> None:
+    give_way(child.pid, 10)
+    assert os.getpriority(os.PRIO_PROCESS, child.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
+    group = Path(f"/proc/{child.pid}/autogroup")
+    if group.exists() and group.read_text().strip():
+        assert group.read_text().strip().endswith("nice 10")
+
+
+def test_whoever_wakes_up_takes_its_processor(child: subprocess.Popen[bytes]) -> None:
+    only_when_idle(child.pid)
+    assert os.sched_getscheduler(child.pid) == os.SCHED_IDLE
+
+
+def test_a_process_that_is_gone_is_no_error(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    give_way(child.pid, 10)
+    only_when_idle(child.pid)
+
+
+def test_only_a_server_on_this_machine_has_backends_here() -> None:
+    assert not is_local_postgres(os.getpid(), "127.0.0.1"), "we are no Postgres"
+    assert not is_local_postgres(os.getpid(), "192.0.2.7")
