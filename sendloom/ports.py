@@ -8,7 +8,8 @@ reads by id alone.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
 
 from schemas.campaigns import Control, Counts, DueView, Frozen, SettleResult
@@ -37,6 +38,9 @@ from schemas.schedules import (
 )
 from sendloom.domain.guard_rails import Tally
 from sendloom.domain.outcomes import Cause
+
+if TYPE_CHECKING:
+    from sendloom.rows import Suppression
 
 # --- rows -----------------------------------------------------------------------------------------------------------
 
@@ -318,10 +322,34 @@ class ClaimRow:
     delivered_at: datetime | None
     opened_at: datetime | None
     bounced_at: datetime | None
+    complained_at: datetime | None = None
+
+
+class ReceiptStatus(StrEnum):
+    """What may be said of a delivery after its provider took it."""
+
+    DELIVERED = "delivered"
+    OPENED = "opened"
+    BOUNCED = "bounced"
+    COMPLAINED = "complained"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    key: DeliveryKey
+    status: ReceiptStatus
+    at: datetime
+
+
+class Complaints(NamedTuple):
+    """How many deliveries of a campaign came back, or made somebody complain."""
+
+    bounced: int
+    complained: int
 
 
 class Ledger(Protocol):
-    """Claims and suppressions. Two implementations, one contract test suite."""
+    """What sending needs of the ledger: claims and suppressions."""
 
     async def claim(
         self, scope: ClaimScope, wants: Sequence[Want], owner: UUID, lease: timedelta
@@ -361,6 +389,44 @@ class Ledger(Protocol):
     async def suppression(
         self, tenant: str, channel: Channel, address_hashes: Sequence[bytes]
     ) -> dict[bytes, str]: ...
+
+
+class DeliveryLog(Protocol):
+    """What was done for whom, and what receipts said of it later."""
+
+    async def receive(self, receipts: Sequence[Receipt]) -> None:
+        """Each status has a time of its own, so they may come in any order, and again: the earliest stays."""
+        ...
+
+    async def complaints(
+        self, tenant: str, frozen_at: datetime, campaign_id: UUID
+    ) -> Complaints: ...
+
+    async def of_shard(self, scope: ClaimScope, pages: Sequence[int]) -> list[ClaimRow]:
+        """Every claim of these pages of the scope's shard and channel, in (page, recipient) order."""
+        ...
+
+    async def of_recipient(self, tenant: str, recipient_id: str, day: date) -> list[ClaimRow]:
+        """What was claimed for them on that day (UTC), in that order."""
+        ...
+
+    async def suppressions(
+        self,
+        tenant: str,
+        channel: Channel | None,
+        limit: int,
+        after: tuple[str, bytes] | None = None,
+    ) -> "list[Suppression]":
+        """In (channel, hash) order, after that of the last one seen."""
+        ...
+
+    async def settle_orphans(self, over_for: timedelta, limit: int) -> int:
+        """Make unknown what nobody has settled so long after its lease's end, over all tenants; how many."""
+        ...
+
+
+class FullLedger(Ledger, DeliveryLog, Protocol):
+    """Claims, delivery log and suppressions. Two implementations, one contract test suite."""
 
 
 # --- stores ---------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from temporalio.converter import DataConverter
 from temporalio.testing import WorkflowEnvironment
 
 from sendloom.embedded.binaries import beside_python
+from sendloom.embedded.cassandra import DATACENTER, EmbeddedCassandra, why_not
 from sendloom.embedded.parts import running
 from sendloom.embedded.ports import free_port
 from sendloom.embedded.postgres import EmbeddedPostgres
@@ -28,12 +29,16 @@ from sendloom.embedded.valkey import EmbeddedValkey
 from sendloom.platform.payloads import data_converter
 from sendloom.platform.sealing import KeyRing, new_key
 from sendloom.settings import PREFIX, Settings
+from sendloom.stores.cassandra import Address, open_cluster, parse_hosts
+from sendloom.stores.cql.runner import migrate as migrate_cassandra
 
+_CASSANDRA = os.environ.get(f"{PREFIX}CASSANDRA__HOSTS", "local")
 # What a developer has set for a stack of their own must not reach a test.
 for _name in [name for name in os.environ if name.startswith(PREFIX)]:
     del os.environ[_name]
 
 _TEMPLATE = "sendloom_template"
+NO_CASSANDRA = "no Cassandra"
 
 TimeSkipping = Callable[[], contextlib.AbstractAsyncContextManager[WorkflowEnvironment]]
 MakeSettings = Callable[..., Settings]
@@ -45,6 +50,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="local",
         help="`local` starts the dev server; an address uses a running one (namespace `sendloom`)",
     )
+
+    parser.addoption(
+        "--cassandra",
+        default=_CASSANDRA,
+        help="`local` starts a node; host:port,… (also SENDLOOM_CASSANDRA__HOSTS) uses a running cluster, in keyspaces of the tests' own",
+    )
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A ledger nobody tested must be seen by everybody who reads the last lines."""
+    skipped = [
+        report
+        for report in terminalreporter.stats.get("skipped", [])
+        if NO_CASSANDRA in str(report.longrepr)
+    ]
+    if skipped:
+        terminalreporter.section("Cassandra was not tested", red=True, bold=True)
+        terminalreporter.line(f"{len(skipped)} tests were skipped. {skipped[0].longrepr[-1]!s}")
 
 
 @pytest.fixture(scope="session")
@@ -119,6 +142,41 @@ def valkey(valkey_server: EmbeddedValkey) -> str:
     with redis.Redis.from_url(valkey_server.url) as client:
         client.flushall()
     return valkey_server.url
+
+
+@pytest.fixture(scope="session")
+def cassandra_hosts(server_home: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """One node, or the cluster the option names."""
+    hosts: str = request.config.getoption("--cassandra")
+    if hosts != "local":
+        yield hosts
+        return
+    if (missing := why_not()) is not None:
+        pytest.skip(f"{NO_CASSANDRA}: {missing}")
+    server = EmbeddedCassandra(
+        directory=server_home / "cassandra",
+        port=free_port(),
+        storage_port=free_port(),
+        heap_mb=512,
+    )
+    server.directory.mkdir()
+    with running(server.part(), server_home / "cassandra.log"):
+        yield server.address
+
+
+@pytest.fixture(scope="session")
+def cassandra_address(cassandra_hosts: str) -> Iterator[Address]:
+    """A migrated keyspace of this session's own."""
+    address = Address(
+        hosts=parse_hosts(cassandra_hosts),
+        datacenter=DATACENTER,
+        keyspace=f"test_{uuid4().hex[:12]}",
+    )
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, migrate_cassandra(address, replication=1)).result()
+    yield address
+    with open_cluster(address) as cluster:
+        cluster.connect().execute(f"DROP KEYSPACE {address.keyspace}", timeout=60)
 
 
 @pytest.fixture(scope="session")

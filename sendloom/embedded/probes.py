@@ -26,6 +26,17 @@ def valkey_answers(host: str, port: int) -> bool:
         return False
 
 
+def cql_answers(host: str, port: int) -> bool:
+    """Whether Cassandra says what it supports, which it does once it is part of its ring."""
+    try:
+        with socket.create_connection((host, port), _SECONDS) as connection:
+            connection.settimeout(_SECONDS)
+            connection.sendall(b"\x04\x00\x00\x00\x05\x00\x00\x00\x00")  # version 4, OPTIONS
+            return connection.recv(64)[4:5] == b"\x06"  # SUPPORTED
+    except OSError:
+        return False
+
+
 def http_ok(url: str) -> bool:
     """Whether GET answers 200."""
     parts = urlsplit(url)

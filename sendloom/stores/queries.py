@@ -59,6 +59,12 @@ def load(file: str) -> Queries:
     return Queries(file, (resources.files("sendloom.stores.sql") / file).read_text("utf-8"))
 
 
+@cache
+def cql(file: str) -> Queries:
+    """The statements of `cql/<file>`."""
+    return Queries(file, (resources.files("sendloom.stores.cql") / file).read_text("utf-8"))
+
+
 def files() -> list[str]:
     """Every file of statements there is; a test prepares them all."""
     return sorted(

@@ -43,9 +43,12 @@ from sendloom.ports import (
 from sendloom.stores.accepted import PostgresAccepted
 from sendloom.stores.audit import PostgresAudit, PostgresTriggers
 from sendloom.stores.campaigns import PostgresCampaigns
+from sendloom.stores.cassandra import Connection, Requests, monotonic
 from sendloom.stores.catalog import PostgresCatalog
 from sendloom.stores.dead_letters import PostgresDeadLetters
 from sendloom.stores.decisions import PostgresDecisions
+from sendloom.stores.ledger.cassandra import CassandraLedger
+from sendloom.stores.ledger.grounds import PostgresClock, PostgresEpochs
 from sendloom.stores.ledger.postgres import PostgresLedger
 from sendloom.stores.limits import PostgresLimits
 from sendloom.stores.lists import PostgresLists
@@ -339,6 +342,16 @@ def a_series(tenant: str, **changes: Any) -> SeriesRow:
             "created_at": NOW,
             **changes,
         }
+    )
+
+
+def a_cassandra_ledger(connected: Connection, pool: Pool, **changes: Any) -> CassandraLedger:
+    """With no margin: the leases of tests are over as soon as they end."""
+    return CassandraLedger(
+        Requests(connected),
+        PostgresClock(pool, monotonic),
+        PostgresEpochs(pool),
+        **{"margin": timedelta(0), **changes},
     )
 
 

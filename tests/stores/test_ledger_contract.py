@@ -1,26 +1,36 @@
-"""What every ledger must do. Another implementation adds itself to the `bench` fixture's params and to nothing else."""
+"""What every ledger must do: each test here runs on a real Postgres and on a real Cassandra."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
+import pytest_asyncio
 
-from schemas.kinds import Channel, ClaimState
-from sendloom.errors import Fenced
+from schemas.kinds import Channel, ClaimState, RecipientState
+from schemas.notifications import DecisionKey, DeliveryKey
+from sendloom.errors import Fenced, StoreUnavailable
 from sendloom.ports import (
+    ClaimAnswer,
     ClaimResult,
     ClaimScope,
+    Complaints,
+    Decision,
     Done,
+    FullLedger,
     InDoubt,
     InFlight,
-    Ledger,
+    Receipt,
+    ReceiptStatus,
     Want,
     Won,
 )
-from tests.stores.conftest import NOW, Stores
+from sendloom.stores.cassandra import Address, connection
+from sendloom.stores.ledger.cassandra import CassandraLedger
+from sendloom.stores.ledger.postgres import PostgresLedger
+from tests.stores.conftest import NOW, Stores, a_cassandra_ledger
 
 MINUTE = timedelta(minutes=1)
 ENDED = timedelta(0)
@@ -31,22 +41,50 @@ ENDED = timedelta(0)
 class Bench:
     """A ledger, and how its epochs are taken."""
 
-    ledger: Ledger
+    ledger: FullLedger
     take_epoch: Callable[[ClaimScope], Awaitable[int]]
+    decide: Callable[[ClaimScope, Sequence[str]], Awaitable[None]]
+    another: Callable[[], FullLedger]
+    """One of another process."""
 
     def scope(self, **changes: object) -> ClaimScope:
         scope = ClaimScope(f"t-{uuid4().hex[:8]}", NOW, uuid4(), 0, 0, Channel.EMAIL)
         return replace(scope, **changes)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["postgres"])
-def bench(request: pytest.FixtureRequest, stores: Stores) -> Bench:
+@pytest_asyncio.fixture(params=["postgres", pytest.param("cassandra", marks=pytest.mark.cassandra)])
+async def bench(request: pytest.FixtureRequest, stores: Stores) -> AsyncIterator[Bench]:
     async def take_epoch(scope: ClaimScope) -> int:
         return await stores.campaigns.take_epoch(
             scope.tenant, scope.campaign_id, scope.shard, scope.channel
         )
 
-    return Bench({"postgres": stores.ledger}[request.param], take_epoch)
+    async def decide(scope: ClaimScope, recipients: Sequence[str]) -> None:
+        await stores.decisions.insert([_decision(scope, who) for who in recipients])
+
+    if request.param == "postgres":
+        yield Bench(stores.ledger, take_epoch, decide, lambda: PostgresLedger(stores.pool))
+        return
+    address: Address = request.getfixturevalue("cassandra_address")
+    async with connection(address) as connected:
+
+        def another() -> CassandraLedger:
+            # As a process of its own would: nothing shared but the cluster.
+            return a_cassandra_ledger(connected, stores.pool)
+
+        yield Bench(another(), take_epoch, decide, another)
+
+
+def _decision(scope: ClaimScope, who: str) -> Decision:
+    key = DecisionKey(
+        tenant=scope.tenant,
+        frozen_at=scope.frozen_at,
+        campaign_id=scope.campaign_id,
+        shard=scope.shard,
+        page=scope.page,
+        recipient_id=who,
+    )
+    return Decision(key, RecipientState.PENDING, scope.channel)
 
 
 def outcome(
@@ -413,3 +451,224 @@ async def test_a_suppression_is_of_one_channel_and_can_be_lifted(bench: Bench) -
     assert await ledger.unsuppress(tenant, Channel.EMAIL, address)
     assert not await ledger.unsuppress(tenant, Channel.EMAIL, address)
     assert await ledger.suppression(tenant, Channel.EMAIL, [address, b"x"]) == {}
+
+
+# --- many at once, catching up ----------------------------------------------------------------------------------------
+
+
+async def test_of_fifty_claimers_in_fifty_processes_one_wins(bench: Bench) -> None:
+    scope = bench.scope()
+    ledgers = [bench.another() for _ in range(50)]
+
+    async def insist(ledger: FullLedger) -> ClaimAnswer:
+        owner = uuid4()
+        while True:
+            try:
+                [answer] = await ledger.claim(scope, [Want("r")], owner, MINUTE)
+                return answer
+            except StoreUnavailable:
+                # Too many at the same moment: nothing was decided, and a sender asks again.
+                continue
+
+    answers = await asyncio.gather(*map(insist, ledgers))
+    assert sum(isinstance(answer, Won) for answer in answers) == 1
+    assert sum(isinstance(answer, InFlight) for answer in answers) == 49
+
+
+async def test_claiming_again_in_chunks_of_another_size_wins_nothing(bench: Bench) -> None:
+    """A catch-up with another fetch size: partitions are pages, which were fixed with the list."""
+    scope, first, second = bench.scope(), uuid4(), uuid4()
+    names = [f"r{n:02}" for n in range(60)]
+    for size, owner, kind in ((20, first, Won), (7, second, InFlight)):
+        for n in range(0, len(names), size):
+            wants = [Want(who) for who in names[n : n + size]]
+            answers = await bench.ledger.claim(scope, wants, owner, MINUTE)
+            assert {type(answer) for answer in answers} == {kind}
+    assert len(await bench.ledger.of_shard(scope, [0])) == len(names)
+
+
+async def test_a_chunk_with_everything_in_it_is_answered_one_by_one(bench: Bench) -> None:
+    """New ones, retries, resumes and what may not be won, in one call under an epoch."""
+    plain = bench.scope()
+    scope = replace(plain, epoch=await bench.take_epoch(plain))
+    before, owner = uuid4(), uuid4()
+    told = {
+        "failed": ClaimState.FAILED,
+        "unknown": ClaimState.UNKNOWN,
+        "sent": ClaimState.SENT,
+        "failed-2": ClaimState.FAILED,
+    }
+    await bench.ledger.claim(scope, [Want(r) for r in (*told, "flying")], before, MINUTE)
+    await bench.ledger.record(scope, [outcome(r, before, state) for r, state in told.items()])
+    answers = await bench.ledger.claim(
+        scope,
+        [
+            Want("new"),
+            Want("failed", retry_of=1),
+            Want("unknown", resume_unknown_of=1),
+            Want("sent", retry_of=1, resume_unknown_of=1),
+            Want("failed-2"),
+            Want("flying", retry_of=1),
+        ],
+        owner,
+        MINUTE,
+    )
+    kinds = [type(answer) for answer in answers]
+    assert kinds == [Won, Won, Won, Done, Done, InFlight]
+    assert [answer.attempt for answer in answers] == [1, 2, 2, 1, 1, 1]
+
+
+# --- the delivery log -------------------------------------------------------------------------------------------------
+
+
+def _delivery(scope: ClaimScope, who: str) -> DeliveryKey:
+    return DeliveryKey(
+        tenant=scope.tenant,
+        frozen_at=scope.frozen_at,
+        campaign_id=scope.campaign_id,
+        shard=scope.shard,
+        page=scope.page,
+        channel=scope.channel,
+        recipient_id=who,
+    )
+
+
+async def test_c84_statuses_may_come_in_any_order_and_again(bench: Bench) -> None:
+    scope, owner = bench.scope(), uuid4()
+    await bench.ledger.claim(scope, [Want("r"), Want("other")], owner, MINUTE)
+    await bench.ledger.record(scope, [outcome("r", owner, ClaimState.SENT)])
+    key = _delivery(scope, "r")
+    for status, minutes in (
+        (ReceiptStatus.OPENED, 9),
+        (ReceiptStatus.DELIVERED, 3),
+        (ReceiptStatus.OPENED, 5),
+        (ReceiptStatus.COMPLAINED, 11),
+        (ReceiptStatus.DELIVERED, 8),
+        (ReceiptStatus.BOUNCED, 7),
+    ):
+        await bench.ledger.receive([Receipt(key, status, NOW + minutes * MINUTE)])
+    row, other = await bench.ledger.read(scope, [Want("r"), Want("other")])
+    assert row is not None
+    assert row.state is ClaimState.SENT
+    assert [row.delivered_at, row.opened_at, row.bounced_at, row.complained_at] == [
+        NOW + minutes * MINUTE for minutes in (3, 5, 7, 11)
+    ]
+    assert other is not None
+    assert other.delivered_at is None
+
+
+async def test_c96_complaints_are_counted_once_a_delivery(bench: Bench) -> None:
+    scope, owner = bench.scope(), uuid4()
+    names = [f"r{n}" for n in range(6)]
+    await bench.ledger.claim(scope, [Want(r) for r in names], owner, MINUTE)
+    for _ in range(2):
+        await bench.ledger.receive(
+            [
+                *(Receipt(_delivery(scope, r), ReceiptStatus.BOUNCED, NOW) for r in names[:4]),
+                Receipt(_delivery(scope, "r5"), ReceiptStatus.COMPLAINED, NOW),
+                Receipt(_delivery(scope, "r4"), ReceiptStatus.DELIVERED, NOW),
+            ]
+        )
+    about = (scope.tenant, scope.frozen_at)
+    assert await bench.ledger.complaints(*about, scope.campaign_id) == Complaints(4, 1)
+    assert await bench.ledger.complaints(*about, uuid4()) == Complaints(0, 0)
+    assert await bench.ledger.complaints("t-other", NOW, scope.campaign_id) == Complaints(0, 0)
+
+
+async def test_the_pages_of_a_shard_are_read_as_one(bench: Bench) -> None:
+    scope, owner = bench.scope(shard=3), uuid4()
+    for page in (0, 1, 4, 9):
+        here = replace(scope, page=page)
+        await bench.ledger.claim(here, [Want(f"b{page}"), Want(f"a{page}")], owner, MINUTE)
+    await bench.ledger.claim(replace(scope, shard=2), [Want("elsewhere")], owner, MINUTE)
+    rows = await bench.ledger.of_shard(scope, [4, 0, 1, 2])
+    assert [(row.key.page, row.key.recipient_id) for row in rows] == [
+        (0, "a0"), (0, "b0"), (1, "a1"), (1, "b1"), (4, "a4"), (4, "b4"),
+    ]  # fmt: skip
+    assert {row.key.frozen_at for row in rows} == {NOW}
+
+
+async def test_what_was_done_for_a_person_on_a_day(bench: Bench) -> None:
+    tenant, owner = bench.scope().tenant, uuid4()
+    scopes = [
+        bench.scope(tenant=tenant, page=2),
+        bench.scope(tenant=tenant, channel=Channel.SMS),
+        bench.scope(),
+    ]
+    for scope in scopes:
+        await bench.decide(scope, ["r", "other"])
+        await bench.ledger.claim(scope, [Want("r"), Want("other")], owner, MINUTE)
+    await bench.ledger.record(scopes[1], [outcome("r", owner, ClaimState.SENT)])
+    await bench.ledger.receive([Receipt(_delivery(scopes[1], "r"), ReceiptStatus.DELIVERED, NOW)])
+    today = datetime.now(UTC).date()
+    rows = await bench.ledger.of_recipient(tenant, "r", today)
+    assert [row.key.campaign_id for row in rows] == [scope.campaign_id for scope in scopes[:2]]
+    assert [row.state for row in rows] == [ClaimState.CLAIMED, ClaimState.SENT]
+    assert [row.delivered_at for row in rows] == [None, NOW]
+    assert {row.key.recipient_id for row in rows} == {"r"}
+    assert await bench.ledger.of_recipient(tenant, "r", today - timedelta(days=1)) == []
+    assert await bench.ledger.of_recipient("t-other", "r", today) == []
+
+
+async def test_orphans_of_every_tenant_are_settled_some_minutes_after_their_lease(
+    bench: Bench,
+) -> None:
+    scopes, owner = [bench.scope(), bench.scope(channel=Channel.SMS, page=7)], uuid4()
+    for scope in scopes:
+        await bench.ledger.claim(scope, [Want("orphan")], owner, -8 * MINUTE)
+        await bench.ledger.claim(scope, [Want("just-over")], owner, -4 * MINUTE)
+        await bench.ledger.claim(scope, [Want("live")], owner, MINUTE)
+    while await bench.ledger.settle_orphans(5 * MINUTE, 1):
+        pass
+    for scope in scopes:
+        rows = await bench.ledger.read(scope, [Want("orphan"), Want("just-over"), Want("live")])
+        assert [row.state for row in rows if row] == [
+            ClaimState.UNKNOWN,
+            ClaimState.CLAIMED,
+            ClaimState.CLAIMED,
+        ]
+        [orphan] = await bench.ledger.read(scope, [Want("orphan")])
+        assert orphan is not None
+        assert orphan.code == "lease_over"
+
+
+async def test_suppressions_are_listed_page_by_page(bench: Bench) -> None:
+    tenant, ledger = bench.scope().tenant, bench.ledger
+    stored = sorted(
+        [(Channel.EMAIL, uuid4().bytes) for _ in range(7)]
+        + [(Channel.SMS, uuid4().bytes) for _ in range(3)]
+    )
+    for channel, address in stored:
+        await ledger.suppress(tenant, channel, address, "manual", "ops")
+    await ledger.suppress("t-other", Channel.EMAIL, uuid4().bytes, "manual", "ops")
+    seen: list[tuple[Channel, bytes]] = []
+    while page := await ledger.suppressions(
+        tenant, None, 4, (seen[-1][0].value, seen[-1][1]) if seen else None
+    ):
+        assert all((row.reason, row.source) == ("manual", "ops") for row in page)
+        seen += [(row.channel, row.address_hash) for row in page]
+    assert seen == stored
+    only = await ledger.suppressions(tenant, Channel.SMS, 99)
+    assert [(row.channel, row.address_hash) for row in only] == stored[7:]
+
+
+# --- tenants ----------------------------------------------------------------------------------------------------------
+
+
+async def test_c62_another_tenant_with_the_very_same_ids_sees_and_changes_nothing(
+    bench: Bench,
+) -> None:
+    mine, owner = bench.scope(), uuid4()
+    theirs = replace(mine, tenant=f"{mine.tenant}-other")
+    await bench.ledger.claim(mine, [Want("r")], owner, ENDED)
+    [before] = await bench.ledger.read(mine, [Want("r")])
+    assert await bench.ledger.read(theirs, [Want("r")]) == [None]
+    assert await bench.ledger.of_campaign(theirs.tenant, NOW, mine.campaign_id) == []
+    assert await bench.ledger.of_shard(theirs, [0]) == []
+    assert await bench.ledger.settle(theirs) == 0
+    await bench.ledger.record(theirs, [outcome("r", owner, ClaimState.SENT)])
+    await bench.ledger.receive([Receipt(_delivery(theirs, "r"), ReceiptStatus.DELIVERED, NOW)])
+    assert await bench.ledger.read(mine, [Want("r")]) == [before]
+    [own] = await bench.ledger.read(theirs, [Want("r")])
+    assert own is not None
+    assert own.key.tenant == theirs.tenant

@@ -32,6 +32,8 @@ from sendloom.ports import (
     DeliveryRow,
     Fire,
     Move,
+    Receipt,
+    ReceiptStatus,
     PasscodeRow,
     Want,
 )
@@ -293,6 +295,15 @@ CALLS: dict[str, Call] = {
     "PostgresLedger.read": lambda s, t: s.ledger.read(scope(t), [Want(WHO)]),
     "PostgresLedger.settle": lambda s, t: s.ledger.settle(scope(t)),
     "PostgresLedger.of_campaign": lambda s, t: s.ledger.of_campaign(t, NOW, ID),
+    "PostgresLedger.of_shard": lambda s, t: s.ledger.of_shard(scope(t), [0]),
+    "PostgresLedger.of_recipient": lambda s, t: s.ledger.of_recipient(
+        t, WHO, datetime.now(UTC).date()
+    ),
+    "PostgresLedger.receive": lambda s, t: s.ledger.receive(
+        [Receipt(delivery_key(t), ReceiptStatus.COMPLAINED, NOW)]
+    ),
+    "PostgresLedger.complaints": lambda s, t: s.ledger.complaints(t, NOW, ID),
+    "PostgresLedger.suppressions": lambda s, t: s.ledger.suppressions(t, None, 99),
     "PostgresLedger.suppress": lambda s, t: s.ledger.suppress(
         t, Channel.EMAIL, HASH, "complaint", "x"
     ),

@@ -1,7 +1,7 @@
 """The ledger on Postgres: claims won by insert, outcomes merged by upsert, everything in arrays."""
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
@@ -17,25 +17,31 @@ from sendloom.ports import (
     ClaimResult,
     ClaimRow,
     ClaimScope,
-    Done,
-    InDoubt,
-    InFlight,
+    Complaints,
+    Receipt,
+    ReceiptStatus,
     Want,
     Won,
 )
+from sendloom.rows import Suppression
+from sendloom.stores.ledger.common import Id
+from sendloom.stores.ledger.common import answer_of as _answer
+from sendloom.stores.ledger.common import by_kind as _by_kind
+from sendloom.stores.ledger.common import distinct as _distinct
+from sendloom.stores.ledger.common import id_of as _id
+from sendloom.stores.ledger.common import next_attempt as _attempt
 from sendloom.stores.pool import BULK, PostgresStore, Record, column, joined, joined_or_none
 from sendloom.stores.queries import load
 
 SQL = load("ledger.sql")
-
-_Id = tuple[str, int, str]
+RECIPIENTS = load("recipients.sql")
 
 _MANY = 10
 """From here on a statement that fails when it meets the unexpected is worth trying first."""
 
 
 class PostgresLedger(PostgresStore):
-    """Implements `Ledger`."""
+    """Implements `FullLedger`."""
 
     async def claim(
         self, scope: ClaimScope, wants: Sequence[Want], owner: UUID, lease: timedelta
@@ -46,7 +52,7 @@ class PostgresLedger(PostgresStore):
             all_of_it = await self._claim_all(scope, wants, owner, lease)
             if all_of_it is not None:
                 return all_of_it
-        answers: dict[_Id, ClaimAnswer] = {}
+        answers: dict[Id, ClaimAnswer] = {}
         # Retries and first attempts ask for different things; a chunk usually has only one kind.
         for (retry, resume), group in _by_kind(wants).items():
             if retry or resume:
@@ -73,7 +79,7 @@ class PostgresLedger(PostgresStore):
 
     async def _claim_new(
         self, scope: ClaimScope, wants: Sequence[Want], owner: UUID, lease: timedelta
-    ) -> dict[_Id, ClaimAnswer]:
+    ) -> dict[Id, ClaimAnswer]:
         what = _what(scope, wants, owner, lease)
         row = await self._row(SQL["claim_new"], *_at(scope), *what)
         assert row is not None
@@ -90,7 +96,7 @@ class PostgresLedger(PostgresStore):
         lease: timedelta,
         retry: bool,
         resume: bool,
-    ) -> dict[_Id, ClaimAnswer]:
+    ) -> dict[Id, ClaimAnswer]:
         what = _what(scope, wants, owner, lease)
         return _won(await self._fetch(SQL["claim_again"], *_at(scope), *what, retry, resume))
 
@@ -102,7 +108,7 @@ class PostgresLedger(PostgresStore):
         lease: timedelta,
         *,
         won_some: bool,
-    ) -> dict[_Id, ClaimAnswer]:
+    ) -> dict[Id, ClaimAnswer]:
         """Why these were not won."""
         # The epoch only rises, so reading it after the fact cannot call a fenced attempt current. What this call has
         # won stands even if the epoch moved since: it was ours when the statement committed.
@@ -113,7 +119,7 @@ class PostgresLedger(PostgresStore):
         rows = dict(
             zip(map(_id, wants), await self.read(scope, wants), strict=True),
         )
-        answers: dict[_Id, ClaimAnswer] = {}
+        answers: dict[Id, ClaimAnswer] = {}
         if ours := [
             want
             for want in wants
@@ -195,6 +201,54 @@ class PostgresLedger(PostgresStore):
         rows = await self._fetch(SQL["of_campaign"], tenant, frozen_at, campaign_id, timeout=BULK)
         return [_row(row, tenant, frozen_at, campaign_id, None) for row in rows]
 
+    async def of_shard(self, scope: ClaimScope, pages: Sequence[int]) -> list[ClaimRow]:
+        rows = await self._fetch(
+            SQL["of_shard"], *_at(scope)[:4], list(pages), scope.channel, timeout=BULK
+        )
+        return [_row(row, scope.tenant, scope.frozen_at, scope.campaign_id, None) for row in rows]
+
+    async def of_recipient(self, tenant: str, recipient_id: str, day: date) -> list[ClaimRow]:
+        rows = await self._fetch(SQL["of_recipient"], tenant, recipient_id, day, timeout=BULK)
+        return [_row(row, tenant, row["frozen_at"], row["campaign_id"], None) for row in rows]
+
+    async def receive(self, receipts: Sequence[Receipt]) -> None:
+        # One row at most once a statement, and one order for everybody.
+        by_status: dict[ReceiptStatus, dict[DeliveryKey, datetime]] = {}
+        for receipt in receipts:
+            seen = by_status.setdefault(receipt.status, {})
+            seen[receipt.key] = min(receipt.at, seen.get(receipt.key, receipt.at))
+        for status, seen in by_status.items():
+            keys = sorted(seen, key=_delivery)
+            await self._execute(
+                SQL[status],
+                [key.tenant for key in keys],
+                [key.frozen_at for key in keys],
+                [key.campaign_id for key in keys],
+                [key.shard for key in keys],
+                [key.page for key in keys],
+                [key.channel for key in keys],
+                [key.recipient_id for key in keys],
+                [key.send_no for key in keys],
+                [key.device for key in keys],
+                [seen[key] for key in keys],
+            )
+
+    async def complaints(self, tenant: str, frozen_at: datetime, campaign_id: UUID) -> Complaints:
+        row = await self._row(SQL["complaints"], tenant, frozen_at, campaign_id, timeout=BULK)
+        assert row is not None
+        return Complaints(row["bounced"], row["complained"])
+
+    async def suppressions(
+        self,
+        tenant: str,
+        channel: Channel | None,
+        limit: int,
+        after: tuple[str, bytes] | None = None,
+    ) -> list[Suppression]:
+        args = (tenant, channel, *(after or ("", b"")), limit)
+        rows = await self._fetch(RECIPIENTS["suppressions"], *args)
+        return [Suppression(Channel(row[0]), *tuple(row)[1:]) for row in rows]
+
     async def suppress(
         self, tenant: str, channel: Channel, address_hash: bytes, reason: str, source: str
     ) -> None:
@@ -241,49 +295,21 @@ def _what(
     )
 
 
-def _id(want: Want) -> _Id:
-    return (want.recipient_id, want.send_no, want.device)
-
-
 _recipient = attrgetter("recipient_id")
+_delivery = attrgetter(
+    "frozen_at", "campaign_id", "shard", "page", "channel", "recipient_id", "send_no", "device"
+)
 
 
 def _is_first(want: Want) -> bool:
     return want.retry_of is None and want.resume_unknown_of is None
 
 
-def _attempt(want: Want) -> int:
-    """The attempt this want would be."""
-    return (want.retry_of or want.resume_unknown_of or 0) + 1
-
-
-def _by_kind(wants: Sequence[Want]) -> dict[tuple[bool, bool], list[Want]]:
-    groups: dict[tuple[bool, bool], list[Want]] = {}
-    seen: set[_Id] = set()
-    for want in wants:
-        if (id := _id(want)) in seen:
-            raise ValueError("the same delivery is wanted twice")
-        seen.add(id)
-        retry, resume = want.retry_of is not None, want.resume_unknown_of is not None
-        if retry and resume and want.retry_of != want.resume_unknown_of:
-            raise ValueError("retry_of and resume_unknown_of name different attempts")
-        groups.setdefault((retry, resume), []).append(want)
-    return groups
-
-
-def _won(rows: Iterable[Record]) -> dict[_Id, ClaimAnswer]:
+def _won(rows: Iterable[Record]) -> dict[Id, ClaimAnswer]:
     return {
         (recipient_id, send_no, device): Won(attempt, lease_until)
         for recipient_id, send_no, device, attempt, lease_until in rows
     }
-
-
-def _answer(row: ClaimRow) -> ClaimAnswer:
-    if row.state is not ClaimState.CLAIMED:
-        return Done(row.state, row.attempt, row.code, row.provider, row.provider_message_id)
-    if row.lease_over:
-        return InDoubt(row.attempt, row.owner)
-    return InFlight(row.lease_until, row.attempt)
 
 
 def _row(
@@ -313,18 +339,5 @@ def _row(
         delivered_at=row["delivered_at"],
         opened_at=row["opened_at"],
         bounced_at=row["bounced_at"],
+        complained_at=row["complained_at"],
     )
-
-
-def _distinct(results: Sequence[ClaimResult]) -> list[list[ClaimResult]]:
-    """Batches in which no claim appears twice, in the order given."""
-    batches: list[list[ClaimResult]] = []
-    depth: dict[_Id, int] = {}
-    for result in results:
-        id = (result.recipient_id, result.send_no, result.device)
-        n = depth.get(id, 0)
-        depth[id] = n + 1
-        if n == len(batches):
-            batches.append([])
-        batches[n].append(result)
-    return batches

@@ -53,7 +53,7 @@ SELECT epoch FROM cursors WHERE tenant = $1 AND campaign_id = $2 AND shard = $3 
 
 -- fragment: columns
 c.recipient_id, c.send_no, c.device, c.state, c.attempt, c.owner, c.lease_until, c.lease_until <= now() AS lease_over,
-       c.provider, c.provider_message_id, c.code, c.recorded_at, c.delivered_at, c.opened_at, c.bounced_at
+       c.provider, c.provider_message_id, c.code, c.recorded_at, c.delivered_at, c.opened_at, c.bounced_at, c.complained_at
 
 -- name: read
 -- Every send number and device of these; the caller picks.
@@ -115,6 +115,60 @@ SELECT c.shard, c.page, c.channel,
   FROM claims c
  WHERE c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3
  ORDER BY c.shard, c.page, c.channel, c.recipient_id, c.send_no, c.device
+
+-- name: of_shard
+SELECT c.shard, c.page, c.channel,
+-- include: columns
+  FROM claims c
+ WHERE c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3 AND c.shard = $4 AND c.page = ANY ($5::int[]) AND c.channel = $6
+ ORDER BY c.page, c.recipient_id, c.send_no, c.device
+
+-- name: of_recipient
+-- Through their decisions, which are indexed by person; an index of claims would cost every claim.
+SELECT c.frozen_at, c.campaign_id, c.shard, c.page, c.channel,
+-- include: columns
+  FROM (SELECT * FROM decisions WHERE person(tenant, recipient_id) = person($1, $2) OFFSET 0) d
+ CROSS JOIN LATERAL (
+       SELECT * FROM claims
+        WHERE tenant = $1 AND frozen_at = d.frozen_at AND campaign_id = d.campaign_id AND shard = d.shard AND page = d.page
+          AND channel = ANY (ARRAY['email', 'sms', 'apns', 'fcm']) AND recipient_id = $2 OFFSET 0) c
+ WHERE c.claimed_at >= $3::date AND c.claimed_at < $3::date + 1
+ ORDER BY c.claimed_at
+
+-- fragment: receipts
+UPDATE claims c
+
+-- fragment: received
+  FROM unnest($1::text[], $2::timestamptz[], $3::uuid[], $4::int[], $5::int[], $6::text[], $7::text[], $8::smallint[], $9::text[], $10::timestamptz[])
+    AS r (tenant, frozen_at, campaign_id, shard, page, channel, recipient_id, send_no, device, at)
+ WHERE c.tenant = r.tenant AND c.frozen_at = r.frozen_at AND c.campaign_id = r.campaign_id AND c.shard = r.shard AND c.page = r.page
+   AND c.channel = r.channel AND c.recipient_id = r.recipient_id AND c.send_no = r.send_no AND c.device = r.device
+
+-- name: delivered
+-- include: receipts
+   SET delivered_at = least(c.delivered_at, r.at)
+-- include: received
+
+-- name: opened
+-- include: receipts
+   SET opened_at = least(c.opened_at, r.at)
+-- include: received
+
+-- name: bounced
+-- include: receipts
+   SET bounced_at = least(c.bounced_at, r.at)
+-- include: received
+
+-- name: complained
+-- include: receipts
+   SET complained_at = least(c.complained_at, r.at)
+-- include: received
+
+-- name: complaints
+SELECT (SELECT count(*) FROM claims c
+         WHERE c.campaign_id = $3 AND c.tenant = $1 AND c.frozen_at = $2 AND c.bounced_at IS NOT NULL) AS bounced,
+       (SELECT count(*) FROM claims c
+         WHERE c.campaign_id = $3 AND c.tenant = $1 AND c.frozen_at = $2 AND c.complained_at IS NOT NULL) AS complained
 
 -- name: suppress
 INSERT INTO suppressions AS s (tenant, channel, address_hash, reason, source) VALUES ($1, $2, $3, $4, $5)
