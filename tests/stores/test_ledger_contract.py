@@ -456,7 +456,7 @@ async def test_a_suppression_is_of_one_channel_and_can_be_lifted(bench: Bench) -
 # --- many at once, catching up ----------------------------------------------------------------------------------------
 
 
-async def test_of_fifty_claimers_in_fifty_processes_one_wins(bench: Bench) -> None:
+async def test_c81_of_fifty_claimers_in_fifty_processes_one_wins(bench: Bench) -> None:
     scope = bench.scope()
     ledgers = [bench.another() for _ in range(50)]
 
@@ -533,7 +533,7 @@ def _delivery(scope: ClaimScope, who: str) -> DeliveryKey:
     )
 
 
-async def test_c84_statuses_may_come_in_any_order_and_again(bench: Bench) -> None:
+async def test_statuses_may_come_in_any_order_and_again(bench: Bench) -> None:
     scope, owner = bench.scope(), uuid4()
     await bench.ledger.claim(scope, [Want("r"), Want("other")], owner, MINUTE)
     await bench.ledger.record(scope, [outcome("r", owner, ClaimState.SENT)])
@@ -557,7 +557,7 @@ async def test_c84_statuses_may_come_in_any_order_and_again(bench: Bench) -> Non
     assert other.delivered_at is None
 
 
-async def test_c96_complaints_are_counted_once_a_delivery(bench: Bench) -> None:
+async def test_complaints_are_counted_once_a_delivery(bench: Bench) -> None:
     scope, owner = bench.scope(), uuid4()
     names = [f"r{n}" for n in range(6)]
     await bench.ledger.claim(scope, [Want(r) for r in names], owner, MINUTE)
@@ -655,7 +655,7 @@ async def test_suppressions_are_listed_page_by_page(bench: Bench) -> None:
 # --- tenants ----------------------------------------------------------------------------------------------------------
 
 
-async def test_c62_another_tenant_with_the_very_same_ids_sees_and_changes_nothing(
+async def test_c11_another_tenant_with_the_very_same_ids_sees_and_changes_nothing(
     bench: Bench,
 ) -> None:
     mine, owner = bench.scope(), uuid4()

@@ -1,14 +1,16 @@
-"""Claims and decisions on a real Postgres, driven at random against a model of `domain.outcomes`: crashes (claims that are
+"""Claims and decisions on real servers, driven at random against a model of `domain.outcomes`: crashes (claims that are
 never recorded), zombies (older owners and epochs that record late), late and repeated records, replays, settling, cancelling
 and leases that end. Nothing sleeps: a lease is either long or already over when it is written."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -30,14 +32,16 @@ from sendloom.ports import (
     ClaimResult,
     ClaimScope,
     Done,
+    FullLedger,
     InDoubt,
     InFlight,
     Move,
     Want,
     Won,
 )
+from sendloom.stores.cassandra import Address, Requests, connection
 from sendloom.stores.pool import open_pool
-from tests.stores.conftest import NOW, RingSealer, Stores, a_decision
+from tests.stores.conftest import NOW, RingSealer, Stores, a_cassandra_ledger, a_decision
 
 R = RecipientState
 LONG = timedelta(hours=1)
@@ -81,6 +85,8 @@ class Holder:
 class Machine(RuleBasedStateMachine):
     runner: asyncio.Runner
     stores: Stores
+    ledger: FullLedger
+    end_lease: Callable[[ClaimScope, str, int, UUID], Coroutine[Any, Any, object]]
 
     holders = Bundle("holders")
     people = st.sampled_from(PEOPLE)
@@ -137,7 +143,7 @@ class Machine(RuleBasedStateMachine):
         holder = Holder(who, 0, send_no)
         try:
             [answer] = self.run(
-                self.stores.ledger.claim(
+                self.ledger.claim(
                     replace(self.scope, epoch=epoch),
                     [want],
                     holder.owner,
@@ -190,9 +196,7 @@ class Machine(RuleBasedStateMachine):
             retry_of=holder.attempt - 1 or None,
         )
         [answer] = self.run(
-            self.stores.ledger.claim(
-                self.scope, [want], holder.owner, LONG if live else timedelta(0)
-            )
+            self.ledger.claim(self.scope, [want], holder.owner, LONG if live else timedelta(0))
         )
         ours = before.owner == holder.owner and before.state is ClaimState.CLAIMED
         if ours:
@@ -214,13 +218,13 @@ class Machine(RuleBasedStateMachine):
             holder.recipient_id, holder.attempt, holder.owner, state, send_no=holder.send_no
         )
         others = [ClaimResult(f"x{n}", 1, holder.owner, state) for n in range(12 * crowd)]
-        self.run(self.stores.ledger.record(self.scope, [result, *others]))
+        self.run(self.ledger.record(self.scope, [result, *others]))
         self._merge(holder, state)
 
     @rule(who=people, state=st.sampled_from(sorted(OUTCOME)))
     def record_without_a_claim(self, who: str, state: ClaimState) -> None:
         holder = Holder(who, 1, 1)
-        self.run(self.stores.ledger.record(self.scope, [ClaimResult(who, 1, holder.owner, state)]))
+        self.run(self.ledger.record(self.scope, [ClaimResult(who, 1, holder.owner, state)]))
         self._merge(holder, state)
 
     def _merge(self, holder: Holder, state: ClaimState) -> None:
@@ -238,13 +242,7 @@ class Machine(RuleBasedStateMachine):
         """Never heard of again; its lease ends, if it had not."""
         claim = self.claims[holder.recipient_id, holder.send_no]
         if claim.state is ClaimState.CLAIMED and claim.owner == holder.owner:
-            self.run(
-                self.stores.pool.execute(
-                    "UPDATE claims SET lease_until = now() WHERE tenant = $1 AND owner = $2",
-                    self.world.tenant,
-                    holder.owner,
-                )
-            )
+            self.run(self.end_lease(self.scope, holder.recipient_id, holder.send_no, holder.owner))
             claim.live = False
 
     @rule(holder=holders, state=st.sampled_from([R.SENT, R.REJECTED, R.FAILED, R.UNKNOWN]))
@@ -298,7 +296,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        result = self.run(self.stores.campaigns.settle(self.campaign, self.stores.ledger, BUCKET))
+        result = self.run(self.stores.campaigns.settle(self.campaign, self.ledger, BUCKET))
         unknown = rebucketed = 0
         open_sends = {who: d for who, d in self.decisions.items() if d.state is R.PENDING}
         if open_sends:
@@ -327,7 +325,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def settle_the_ledger(self) -> None:
-        assert self.run(self.stores.ledger.settle(self.scope)) == self._end_leases()
+        assert self.run(self.ledger.settle(self.scope)) == self._end_leases()
 
     def _end_leases(self) -> int:
         ended = [
@@ -355,9 +353,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def cancel_the_rest(self) -> None:
         self.run(
-            self.stores.campaigns.cancel_rest(
-                self.campaign, None, "stopped", ledger=self.stores.ledger
-            )
+            self.stores.campaigns.cancel_rest(self.campaign, None, "stopped", ledger=self.ledger)
         )
         planned = set(self.decisions)
         for who in PEOPLE:
@@ -381,9 +377,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def the_ledger_is_as_the_rules_say(self) -> None:
         rows = self.run(
-            self.stores.ledger.of_campaign(
-                self.world.tenant, self.scope.frozen_at, self.scope.campaign_id
-            )
+            self.ledger.of_campaign(self.world.tenant, self.scope.frozen_at, self.scope.campaign_id)
         )
         ours = [row for row in rows if row.key.recipient_id in PEOPLE]
         stored = {(row.key.recipient_id, row.key.send_no): row for row in ours}
@@ -438,25 +432,72 @@ class Machine(RuleBasedStateMachine):
         )
 
 
+def drive(runner: asyncio.Runner, examples: int, **parts: Any) -> None:
+    run_state_machine_as_test(
+        type("Bound", (Machine,), {"runner": runner, **parts}),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
 def test_claims_and_decisions_keep_their_promises_whatever_happens(
     database: str, ring: KeyRing
 ) -> None:
     with asyncio.Runner() as runner:
         pool = runner.run(open_pool(database, 2, "machine"))
-        bound = type(
-            "Bound",
-            (Machine,),
-            {"runner": runner, "stores": Stores(pool, RingSealer(ring))},
-        )
+        stores = Stores(pool, RingSealer(ring))
+
+        async def end_lease(scope: ClaimScope, who: str, send_no: int, owner: UUID) -> None:
+            await pool.execute(
+                "UPDATE claims SET lease_until = now() WHERE tenant = $1 AND owner = $2",
+                scope.tenant,
+                owner,
+            )
+
         try:
-            run_state_machine_as_test(
-                bound,
-                settings=settings(
-                    max_examples=25,
-                    stateful_step_count=30,
-                    deadline=None,
-                    suppress_health_check=list(HealthCheck),
-                ),
+            drive(
+                runner,
+                25,
+                stores=stores,
+                ledger=stores.ledger,
+                end_lease=staticmethod(end_lease),
             )
         finally:
+            runner.run(pool.close())
+
+
+@pytest.mark.cassandra
+def test_they_keep_them_with_claims_on_cassandra(
+    database: str, ring: KeyRing, cassandra_address: Address
+) -> None:
+    with asyncio.Runner() as runner:
+        pool = runner.run(open_pool(database, 2, "machine"))
+        opened = AsyncExitStack()
+        try:
+            connected = runner.run(opened.enter_async_context(connection(cassandra_address)))
+            ledger = a_cassandra_ledger(connected, pool)
+
+            async def end_lease(scope: ClaimScope, who: str, send_no: int, owner: UUID) -> None:
+                requests = Requests(connected)
+                update = await requests.prepare(
+                    "UPDATE claims SET lease_until = ? WHERE tenant = ? AND campaign_id = ? AND shard = ? AND page = ?"
+                    " AND channel = ? AND recipient_id = ? AND send_no = ? AND device = '' IF owner = ?"
+                )
+                ended = datetime.now(UTC) - timedelta(minutes=1)
+                where = (scope.tenant, scope.campaign_id, scope.shard, scope.page, scope.channel)
+                await requests.change(update.bind((ended, *where, who, send_no, owner)))
+
+            drive(
+                runner,
+                8,
+                stores=Stores(pool, RingSealer(ring)),
+                ledger=ledger,
+                end_lease=staticmethod(end_lease),
+            )
+        finally:
+            runner.run(opened.aclose())
             runner.run(pool.close())

@@ -32,9 +32,9 @@ from sendloom.ports import (
     DeliveryRow,
     Fire,
     Move,
+    PasscodeRow,
     Receipt,
     ReceiptStatus,
-    PasscodeRow,
     Want,
 )
 from sendloom.rows import (
