@@ -20,20 +20,15 @@ from sendloom.errors import StoreUnavailable
 from sendloom.platform.sealing import RingSealer
 from sendloom.platform.temporal import connect
 from sendloom.settings import Settings
-from sendloom.stores.accepted import PostgresAccepted
 from sendloom.stores.audit import PostgresAudit, PostgresTriggers
-from sendloom.stores.campaigns import PostgresCampaigns
 from sendloom.stores.catalog import PostgresCatalog
 from sendloom.stores.dead_letters import PostgresDeadLetters
-from sendloom.stores.decisions import PostgresDecisions
-from sendloom.stores.ledger.postgres import PostgresLedger
+from sendloom.stores.ledger.opening import ledger_stores, open_cassandra
 from sendloom.stores.limits import PostgresLimits
 from sendloom.stores.lists import PostgresLists
 from sendloom.stores.migrations.runner import check_schema
 from sendloom.stores.passcodes import PostgresPasscodes
-from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import Pool, open_pool
-from sendloom.stores.recipients import PostgresRecipients
 from sendloom.stores.redis_client import DOWN, Redis
 from sendloom.stores.schedules import PostgresSchedules, PostgresSeries
 
@@ -74,25 +69,23 @@ async def parts(
                 client, timedelta(seconds=answer_within * TEMPORALS_SHARE)
             )
             probes["temporal"] = partial(_temporal_answers, client)
-        accepted = PostgresAccepted(pool, sealer)
-        people = PostgresPeople(pool)
+        cassandra = await opened.enter_async_context(open_cassandra(settings))
+        s = ledger_stores(pool, sealer, cassandra)
         catalog = PostgresCatalog(pool)
-        decisions = PostgresDecisions(pool, sealer)
-        campaigns = PostgresCampaigns(pool, decisions)
-        reminding = ReminderActivities(accepted=accepted, people=people, catalog=catalog)
+        reminding = ReminderActivities(accepted=s.accepted, people=s.people, catalog=catalog)
         yield Parts(
             settings=settings,
             hashes=hashes,
             sealer=sealer,
-            accepted=accepted,
-            people=people,
+            accepted=s.accepted,
+            people=s.people,
             catalog=catalog,
-            decisions=decisions,
-            ledger=PostgresLedger(pool),
+            decisions=s.decisions,
+            ledger=s.ledger,
             dead_letters=PostgresDeadLetters(pool),
             passcodes=PostgresPasscodes(pool),
-            campaigns=campaigns,
-            recipients=PostgresRecipients(pool, sealer),
+            campaigns=s.campaigns,
+            recipients=s.recipients,
             lists=PostgresLists(uploads, sealer),
             limits=PostgresLimits(pool),
             audit=PostgresAudit(pool),

@@ -20,11 +20,13 @@ from pydantic import (
     Field,
     SecretBytes,
     SecretStr,
+    StringConstraints,
     ValidationError,
 )
 from pydantic.fields import FieldInfo
 
 from sendloom.errors import ConfigurationError
+from sendloom.platform.hosts import parse_hosts
 from sendloom.platform.sealing import Hashes, KeyRing, decode_key, new_key
 
 PREFIX = "SENDLOOM_"
@@ -51,6 +53,11 @@ def _url(*schemes: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _hosts(value: str) -> str:
+    parse_hosts(value)
+    return value
 
 
 Key = Annotated[SecretBytes, BeforeValidator(_key)]
@@ -123,6 +130,27 @@ class TwilioSettings(Part):
     sender: str = Field(description="From number (E.164) or messaging service sid")
 
 
+class CassandraSettings(Part):
+    """Read only when the ledger is there."""
+
+    hosts: Annotated[str, AfterValidator(_hosts)] | None = Field(
+        None, description="nodes of Cassandra, `host:port,host:port`, for a ledger of `cassandra`"
+    )
+    datacenter: str = Field("datacenter1", description="the one this cell is in")
+    keyspace: Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]{0,47}$")] = Field(
+        "sendloom", description="keyspace of the ledger; `sendloom migrate` creates it"
+    )
+    replication: int = Field(
+        3, ge=1, le=7, description="copies of each row, for the keyspace that is created"
+    )
+    username: str | None = Field(None, description="user, where Cassandra wants one")
+    password: SecretStr | None = Field(None, description="its password")
+
+    @property
+    def nodes(self) -> tuple[tuple[str, int], ...]:
+        return parse_hosts(self.hosts or "")
+
+
 class ApiSettings(Part):
     host: str = Field("127.0.0.1", description="address the API listens on")
     port: int = Field(8080, ge=1, le=65535, description="port the API listens on")
@@ -163,6 +191,10 @@ class Settings(Part):
     redis: Annotated[SecretStr, _url("redis", "rediss", "unix")] = Field(
         description="URL of Redis or Valkey, `redis://host:port/0`"
     )
+    ledger: Literal["postgres", "cassandra"] = Field(
+        "postgres", description="where claims, outcomes and suppressions are; chosen once"
+    )
+    cassandra: CassandraSettings = CassandraSettings()
     temporal: TemporalSettings
     keys: KeySettings
     smtp: SmtpSettings
@@ -227,9 +259,15 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         if _part(field) is not None:
             tree.setdefault(name, {})
     try:
-        return Settings.model_validate(tree)
+        settings = Settings.model_validate(tree)
     except ValidationError as e:
         raise ConfigurationError(_explain(e, home)) from None
+    if settings.ledger == "cassandra" and settings.cassandra.hosts is None:
+        raise ConfigurationError(
+            f"{PREFIX}CASSANDRA__HOSTS is required and not set, because {PREFIX}LEDGER is cassandra: "
+            "name the nodes, or run `sendloom up` with the same setting, which starts one."
+        )
+    return settings
 
 
 def fresh_keys() -> dict[str, str]:

@@ -26,10 +26,11 @@ from sendloom.embedded.ports import free_port
 from sendloom.embedded.postgres import EmbeddedPostgres
 from sendloom.embedded.temporal import NAMESPACE, EmbeddedTemporal
 from sendloom.embedded.valkey import EmbeddedValkey
+from sendloom.platform.hosts import parse_hosts
 from sendloom.platform.payloads import data_converter
 from sendloom.platform.sealing import KeyRing, new_key
 from sendloom.settings import PREFIX, Settings
-from sendloom.stores.cassandra import Address, open_cluster, parse_hosts
+from sendloom.stores.cassandra import Address, open_cluster
 from sendloom.stores.cql.runner import migrate as migrate_cassandra
 
 _CASSANDRA = os.environ.get(f"{PREFIX}CASSANDRA__HOSTS", "local")

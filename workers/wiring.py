@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from redis.asyncio import Redis
@@ -29,7 +29,7 @@ from sendloom.domain.lanes import Lane
 from sendloom.platform.priority import own_nice
 from sendloom.platform.sealing import RingSealer
 from sendloom.platform.temporal import reachable
-from sendloom.ports import Provider, SentCache
+from sendloom.ports import FullLedger, Provider, SentCache
 from sendloom.providers import mime
 from sendloom.providers.smtp import SmtpProvider
 from sendloom.providers.smtp_pipeline import PipelineMailer
@@ -42,7 +42,7 @@ from sendloom.stores.campaigns import PostgresCampaigns
 from sendloom.stores.catalog import PostgresCatalog
 from sendloom.stores.dead_letters import PostgresDeadLetters
 from sendloom.stores.decisions import PostgresDecisions
-from sendloom.stores.ledger.postgres import PostgresLedger
+from sendloom.stores.ledger.opening import ledger_stores, open_cassandra
 from sendloom.stores.lists import PostgresLists
 from sendloom.stores.passcodes import PostgresPasscodes
 from sendloom.stores.people import PostgresPeople
@@ -58,6 +58,9 @@ from workers.rebuild import Rebuild
 from workers.serve import Background, every
 from workers.sweeper import PURGE_EVERY, SWEEP_EVERY, Purger, Reaper, Sweeper
 from workflows import scheduling, starting
+
+if TYPE_CHECKING:
+    from sendloom.stores.cassandra import Connection
 
 CONFIGURED = frozenset({Channel.EMAIL, Channel.SMS})
 """Channels that have a provider. The settings require both; push channels have none yet."""
@@ -86,7 +89,7 @@ class Stores:
     decisions: PostgresDecisions
     dead_letters: PostgresDeadLetters
     passcodes: PostgresPasscodes
-    ledger: PostgresLedger
+    ledger: FullLedger
     campaigns: PostgresCampaigns
     schedules: PostgresSchedules
 
@@ -103,17 +106,18 @@ class Shared:
     """What marketing gives way to."""
 
 
-def stores(pool: Pool, sealer: RingSealer) -> Stores:
-    decisions = PostgresDecisions(pool, sealer)
+def stores(pool: Pool, sealer: RingSealer, cassandra: "Connection | None" = None) -> Stores:
+    """`cassandra`: where the ledger is, if it is not in Postgres."""
+    of_ledger = ledger_stores(pool, sealer, cassandra)
     return Stores(
-        accepted=PostgresAccepted(pool, sealer),
-        people=PostgresPeople(pool),
+        accepted=of_ledger.accepted,
+        people=of_ledger.people,
         catalog=PostgresCatalog(pool),
-        decisions=decisions,
+        decisions=of_ledger.decisions,
         dead_letters=PostgresDeadLetters(pool),
         passcodes=PostgresPasscodes(pool),
-        ledger=PostgresLedger(pool),
-        campaigns=PostgresCampaigns(pool, decisions),
+        ledger=of_ledger.ledger,
+        campaigns=of_ledger.campaigns,
         schedules=PostgresSchedules(pool, sealer),
     )
 
@@ -127,8 +131,11 @@ async def flow(
 ) -> AsyncIterator[Activities]:
     """The activities of a class's flow queue."""
     sealer = _sealer(settings)
-    async with _pool(settings, FLOW_POOL, f"flow {message_class}") as pool:
-        s = stores(pool, sealer)
+    async with (
+        _pool(settings, FLOW_POOL, f"flow {message_class}") as pool,
+        open_cassandra(settings) as cassandra,
+    ):
+        s = stores(pool, sealer, cassandra)
         delivery = _delivery(settings, sealer, s, {}, NothingSent())
         closing = AcceptedActivities(
             accepted=s.accepted, decisions=s.decisions, dead_letters=s.dead_letters
@@ -177,8 +184,11 @@ async def shared(settings: Settings) -> AsyncIterator["Shared"]:
     """What the lanes of one process share."""
     sealer = _sealer(settings)
     # Two connections: a slow look at what security waits for must not make a pause slow; nor must giving way.
-    async with _pool(settings, 2, "control", gives_way=False) as pool:
-        s = stores(pool, sealer)
+    async with (
+        _pool(settings, 2, "control", gives_way=False) as pool,
+        open_cassandra(settings) as cassandra,
+    ):
+        s = stores(pool, sealer, cassandra)
         watch = ControlWatch(s.campaigns)
         # At low priority it shares the machine with what it gives way to.
         patience = TOGETHER if own_nice() > 0 else APART
@@ -197,8 +207,9 @@ async def lane(settings: Settings, lane: Lane, common: "Shared") -> AsyncIterato
         _redis(settings) as redis,
         _provider(settings, lane, common.logins) as provider,
         _carrier(settings, lane, provider, common.logins) as carrier,
+        open_cassandra(settings) as cassandra,
     ):
-        s = stores(pool, sealer)
+        s = stores(pool, sealer, cassandra)
         providers = {} if provider is None else {lane.channel: provider}
         serves: list[Callable[..., Any]] = [
             _delivery(settings, sealer, s, providers, RedisSentCache(redis)).send
@@ -235,8 +246,8 @@ class Ops:
 async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
     """Housekeeping: loops, each under a lock that only one process holds; and the wake-ups of schedules."""
     sealer = _sealer(settings)
-    async with _pool(settings, OPS_POOL, "ops") as pool:
-        s = stores(pool, sealer)
+    async with _pool(settings, OPS_POOL, "ops") as pool, open_cassandra(settings) as cassandra:
+        s = stores(pool, sealer, cassandra)
         lock = partial(advisory_lock, pool)
         sweeper = Sweeper(
             accepted=s.accepted,
@@ -272,8 +283,11 @@ async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
 async def rebuild(settings: Settings, client: Client) -> AsyncIterator[Rebuild]:
     """For an operator: everything open, started again."""
     sealer = _sealer(settings)
-    async with _pool(settings, REBUILD_POOL, "rebuild") as pool:
-        s = stores(pool, sealer)
+    async with (
+        _pool(settings, REBUILD_POOL, "rebuild") as pool,
+        open_cassandra(settings) as cassandra,
+    ):
+        s = stores(pool, sealer, cassandra)
         yield Rebuild(
             accepted=s.accepted,
             passcodes=s.passcodes,

@@ -128,10 +128,15 @@ def doctor(json_: Json = False) -> None:
 def migrate() -> None:
     """Bring the database to this build's schema. Safe to repeat, and to run from several places at once."""
     from sendloom.settings import load_settings
+    from sendloom.stores.ledger.opening import cassandra_address
     from sendloom.stores.migrations.runner import migrate as run
 
     settings_ = load_settings()
     asyncio.run(run(settings_.postgres_dsn))
+    if (address := cassandra_address(settings_)) is not None:
+        from sendloom.stores.cql.runner import migrate as run_cql
+
+        asyncio.run(run_cql(address, settings_.cassandra.replication))
     typer.echo("the schema is up to date")
 
 

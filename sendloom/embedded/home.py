@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sendloom.embedded.cassandra import EmbeddedCassandra
 from sendloom.embedded.ports import choose_ports, read_ports
 from sendloom.embedded.postgres import EmbeddedPostgres
 from sendloom.embedded.temporal import NAMESPACE, EmbeddedTemporal
@@ -24,6 +25,8 @@ _PREFERRED = {
     "temporal-http": 7243,
     "temporal-metrics": 7244,
     "postgres": 15432,
+    "cassandra": 19042,
+    "cassandra-storage": 17000,
     "valkey": 16379,
     "smtp": 2525,
     "simulators": 8025,
@@ -51,6 +54,8 @@ class Home:
     postgres: EmbeddedPostgres | None
     valkey: EmbeddedValkey | None
     temporal: EmbeddedTemporal | None
+    cassandra: EmbeddedCassandra | None
+    """Also None when the ledger is in Postgres."""
     twilio_account_sid: str
     twilio_auth_token: str
 
@@ -76,6 +81,7 @@ def open_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Home:
             f"{directory} holds data, but {file} with the keys that open it is gone. "
             f"Restore it, or remove {directory} to start afresh."
         )
+    ledger = _ledger(old, environ)
     ports = _ports(directory, old, environ)
     password = urlsplit(old.get(PREFIX + "POSTGRES", "")).password or secrets.token_urlsafe(24)
     postgres = EmbeddedPostgres(
@@ -89,11 +95,13 @@ def open_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Home:
         ui_port=ports["temporal-ui"],
         file=directory / "temporal" / "temporal.db",
     )
+    cassandra = embedded_cassandra(directory, ports)
     api = f"http://127.0.0.1:{ports['api']}"
     # Follows the ports, so it is written anew each time.
     addresses = {
         "POSTGRES": postgres.dsn(),
         "REDIS": valkey.url,
+        **({"CASSANDRA__HOSTS": cassandra.address} if ledger == "cassandra" else {}),
         "TEMPORAL__ADDRESS": temporal.address,
         "TEMPORAL__UI_URL": temporal.ui_url or "",
         "SMTP__HOST": "127.0.0.1",
@@ -105,6 +113,8 @@ def open_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Home:
     # Chosen once; what an operator changed stays.
     once = {
         "ENVIRONMENT": "embedded",
+        "LEDGER": ledger,
+        "CASSANDRA__REPLICATION": "1",
         "TEMPORAL__NAMESPACE": NAMESPACE,
         "SMTP__TLS": "none",
         "SMTP__SENDER": "Sendloom <no-reply@example.com>",
@@ -125,9 +135,43 @@ def open_home(directory: Path, environ: Mapping[str, str] = os.environ) -> Home:
         postgres=None if environ.get(PREFIX + "POSTGRES") else postgres,
         valkey=None if environ.get(PREFIX + "REDIS") else valkey,
         temporal=None if environ.get(PREFIX + "TEMPORAL__ADDRESS") else temporal,
+        cassandra=None
+        if ledger == "postgres" or environ.get(PREFIX + "CASSANDRA__HOSTS")
+        else cassandra,
         twilio_account_sid=new[PREFIX + "TWILIO__ACCOUNT_SID"],
         twilio_auth_token=new[PREFIX + "TWILIO__AUTH_TOKEN"],
     )
+
+
+def embedded_cassandra(
+    directory: Path, ports: Mapping[str, int], nodes: int = 1
+) -> EmbeddedCassandra:
+    return EmbeddedCassandra(
+        directory=directory / "cassandra",
+        port=ports["cassandra"],
+        storage_port=ports["cassandra-storage"],
+        nodes=nodes,
+    )
+
+
+def cassandra_alone(directory: Path, nodes: int) -> EmbeddedCassandra:
+    """Only Cassandra, with the data and the ports it has in this home's stack."""
+    (directory / "cassandra").mkdir(parents=True, exist_ok=True)
+    wanted = {name: port for name, port in _PREFERRED.items() if name.startswith("cassandra")}
+    return embedded_cassandra(directory, choose_ports(directory / PORTS_FILE, wanted), nodes)
+
+
+def _ledger(old: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """Chosen on the first start. The other one knows nothing of what was claimed, and would send it again."""
+    name = PREFIX + "LEDGER"
+    before = old.get(name, "postgres") if old else None
+    wanted = environ.get(name) or before or "postgres"
+    if before is not None and wanted != before:
+        raise ConfigurationError(
+            f"the ledger of this home is in {before.capitalize()}, and {name} says {wanted}: claims of one mean nothing "
+            f"to the other. Unset {name}, or use another home."
+        )
+    return wanted
 
 
 def _ports(directory: Path, old: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, int]:

@@ -6,13 +6,33 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sendloom.embedded.home import open_home
+from sendloom.embedded.home import cassandra_alone, open_home
 from sendloom.embedded.parts import Part
 from sendloom.embedded.stack import stack_addresses, stack_parts
 from sendloom.embedded.state import StackState, sole_supervisor, stop_orphans
 from sendloom.embedded.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
+
+
+async def run_cassandra(
+    home: Path, nodes: int, *, changed: Callable[[StackState], None] = lambda _: None
+) -> None:
+    """Cassandra alone, until SIGTERM or Ctrl-C.
+
+    Raises:
+        ConfigurationError: it already runs, a port is taken, or a node cannot be started.
+    """
+    directory = home / "cassandra"
+    directory.mkdir(parents=True, exist_ok=True)
+    with sole_supervisor(directory):
+        if left := await asyncio.to_thread(stop_orphans, directory):
+            log.warning("stopped what a killed supervisor had left", extra={"parts": left})
+        server = cassandra_alone(home, nodes)
+        addresses = {"cassandra_hosts": server.address}
+        await _supervise(
+            Supervisor(server.parts(), directory, addresses=addresses, changed=changed)
+        )
 
 
 async def run_stack(
@@ -34,7 +54,11 @@ async def run_stack(
         supervisor = Supervisor(
             only(stack_parts(opened)), home, addresses=stack_addresses(opened), changed=changed
         )
-        loop = asyncio.get_running_loop()
-        for sig in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(sig, supervisor.request_stop)
-        await supervisor.run()
+        await _supervise(supervisor)
+
+
+async def _supervise(supervisor: Supervisor) -> None:
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(sig, supervisor.request_stop)
+    await supervisor.run()

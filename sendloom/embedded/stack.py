@@ -28,10 +28,12 @@ def stack_parts(home: Home, *, simulators: bool = True, workers: bool = True) ->
     for server in (home.postgres, home.valkey, home.temporal):
         if server is not None:
             parts.append(server.part())
+    if home.cassandra is not None:
+        parts += home.cassandra.parts()
     if simulators:
         parts.append(ours.simulators(home))
     servers = {part.name for part in parts}
-    parts.append(ours.step("migrate", ("migrate",), needs=servers & {"postgres"}))
+    parts.append(ours.step("migrate", ("migrate",), needs=servers & {"postgres", "cassandra"}))
     parts.append(ours.step("temporal-setup", ("temporal", "setup"), needs=servers & {"temporal"}))
     needs = {"migrate", "temporal-setup", *(servers & {"valkey"})}
     parts.append(ours.api(home.ports["api"], needs))

@@ -14,7 +14,7 @@ from sendloom.stores.queries import load
 
 SQL = load("accepted.sql")
 
-_LOOKED_AT = 200
+LOOKED_AT = 200
 """Of the newest security messages, twice a second for each marketing process: two milliseconds."""
 _INPUT = "accepted-input"
 _CONTENT = "accepted-content"
@@ -98,7 +98,7 @@ class PostgresAccepted(PostgresStore):
     async def oldest_waiting_security(self, at_least: timedelta) -> timedelta | None:
         """Over all tenants: the age of the oldest security message that nobody has called for yet (LANE-3)."""
         age: timedelta | None = await self._value(
-            SQL["oldest_waiting_security"], _LOOKED_AT, at_least
+            SQL["oldest_waiting_security"], LOOKED_AT, at_least
         )
         return age
 

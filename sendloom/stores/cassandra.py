@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ from cassandra.policies import (
 )
 from cassandra.query import PreparedStatement, Statement, tuple_factory
 
-from sendloom.errors import StoreUnavailable
+from sendloom.errors import SchemaTooOld, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,6 @@ _FIRST_WAIT = 2.0
 """For the very first connection, so that what starts beside Cassandra does not fail for nothing."""
 _PROTOCOL = 4
 """Knows a conditional write's time-out as such, and has unset values."""
-
-DEFAULT_PORT = 9042
 
 Rows = list[tuple[Any, ...]]
 
@@ -72,23 +70,6 @@ class Address:
     keyspace: str | None
     username: str | None = None
     password: str | None = None
-
-
-def parse_hosts(text: str) -> tuple[tuple[str, int], ...]:
-    """`host[:port],…`; every node has the same port, as the driver wants it.
-
-    Raises:
-        ValueError: it is nothing like that.
-    """
-    found = []
-    for word in filter(None, (part.strip() for part in text.split(","))):
-        host, _, port = word.partition(":")
-        if not host or (port and not port.isdecimal()):
-            raise ValueError("must be host:port,host:port,…")
-        found.append((host, int(port or DEFAULT_PORT)))
-    if len({port for _, port in found}) != 1:
-        raise ValueError("must name at least one host, and one port for all")
-    return tuple(found)
 
 
 class _Repeat(FallthroughRetryPolicy):  # type: ignore[misc]
@@ -143,8 +124,10 @@ def open_cluster(address: Address) -> Cluster:
 class Connection:
     """One cluster for a whole process. Connects by itself, for as long as it takes; until then everything is unavailable."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, check: Callable[[Session], None] = lambda _: None) -> None:
+        """`check` raises when the cluster is no use yet, for example not migrated."""
         self._address = address
+        self._check = check
         self._cluster: Cluster | None = None
         self._session: Session | None = None
         self._prepared: dict[str, PreparedStatement] = {}
@@ -221,12 +204,14 @@ class Connection:
             cluster = open_cluster(self._address)
             try:
                 session = await asyncio.to_thread(cluster.connect, self._address.keyspace)
+                await asyncio.to_thread(self._check, session)
             except asyncio.CancelledError:
                 await asyncio.shield(asyncio.to_thread(cluster.shutdown))
                 raise
             except Exception as e:
                 # Away, or not migrated yet. Whatever it is, it is asked again.
-                log.warning("Cassandra cannot be reached", extra={"error": type(e).__name__})
+                what = str(e) if isinstance(e, SchemaTooOld) else type(e).__name__
+                log.warning("Cassandra cannot be used yet", extra={"error": what})
                 self._tried.set()
                 await asyncio.to_thread(cluster.shutdown)
                 await asyncio.sleep(RECONNECT_MOST)
@@ -336,10 +321,12 @@ _open: dict[tuple[asyncio.AbstractEventLoop, Address], tuple[Connection, int]] =
 
 
 @contextlib.asynccontextmanager
-async def connection(address: Address) -> AsyncIterator[Connection]:
+async def connection(
+    address: Address, check: Callable[[Session], None] = lambda _: None
+) -> AsyncIterator[Connection]:
     """The process's one connection to this cluster: opened by the first who asks, closed by the last who leaves."""
     at = (asyncio.get_running_loop(), address)
-    kept, users = _open.get(at) or (Connection(address), 0)
+    kept, users = _open.get(at) or (Connection(address, check), 0)
     _open[at] = (kept, users + 1)
     try:
         yield kept

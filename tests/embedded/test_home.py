@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sendloom.embedded.home import PORTS_FILE, open_home
+from sendloom.embedded.home import PORTS_FILE, cassandra_alone, open_home
 from sendloom.embedded.ports import choose_ports, free_port, is_free, who_listens
 from sendloom.embedded.stack import stack_addresses, stack_parts
 from sendloom.errors import ConfigurationError
@@ -142,3 +142,46 @@ def test_the_stack_has_every_part_with_marketing_giving_way(tmp_path: Path) -> N
     ports = [port for part in parts.values() for port in part.ports]
     assert len(ports) == len(set(ports))
     assert {"api_url", "inbox_url", "temporal_address"} <= set(stack_addresses(home))
+
+
+def test_a_ledger_on_cassandra_starts_one_before_the_schema_and_stops_it_last(
+    tmp_path: Path,
+) -> None:
+    home = open_home(tmp_path, {"SENDLOOM_LEDGER": "cassandra"})
+    parts = {part.name: part for part in stack_parts(home)}
+    assert {"cassandra", "postgres"} <= set(parts["migrate"].needs)
+    assert parts["cassandra"].drain == max(part.drain for part in parts.values())
+    settings = load_settings({"SENDLOOM_HOME": str(tmp_path)})
+    assert settings.ledger == "cassandra"
+    assert settings.cassandra.nodes == (("127.0.0.1", home.ports["cassandra"]),)
+    # It stays so without the variable.
+    assert open_home(tmp_path, {}).cassandra is not None
+
+
+def test_a_cassandra_named_in_the_environment_is_not_started(tmp_path: Path) -> None:
+    home = open_home(
+        tmp_path,
+        {"SENDLOOM_LEDGER": "cassandra", "SENDLOOM_CASSANDRA__HOSTS": "db.example.com:9042"},
+    )
+    assert "cassandra" not in {part.name for part in stack_parts(home)}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("postgres", "cassandra"), ("cassandra", "postgres")]
+)
+def test_the_ledger_of_a_home_cannot_be_changed(tmp_path: Path, first: str, second: str) -> None:
+    open_home(tmp_path, {"SENDLOOM_LEDGER": first})
+    with pytest.raises(ConfigurationError, match="claims of one mean nothing"):
+        open_home(tmp_path, {"SENDLOOM_LEDGER": second})
+
+
+def test_a_ledger_on_cassandra_without_its_nodes_is_refused(tmp_path: Path) -> None:
+    open_home(tmp_path, {})
+    with pytest.raises(ConfigurationError, match="SENDLOOM_CASSANDRA__HOSTS is required"):
+        load_settings({"SENDLOOM_HOME": str(tmp_path), "SENDLOOM_LEDGER": "cassandra"})
+
+
+def test_three_nodes_join_one_after_the_other(tmp_path: Path) -> None:
+    server = cassandra_alone(tmp_path, 3)
+    assert [part.needs for part in server.parts()] == [(), ("cassandra",), ("cassandra-2",)]
+    assert server.hosts == ("127.0.0.1", "127.0.0.2", "127.0.0.3")

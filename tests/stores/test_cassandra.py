@@ -20,6 +20,7 @@ from sendloom.embedded.cassandra import DATACENTER, EmbeddedCassandra
 from sendloom.embedded.parts import running
 from sendloom.embedded.ports import free_port
 from sendloom.errors import ConfigurationError, Fenced, SchemaTooOld, StoreUnavailable
+from sendloom.platform.hosts import parse_hosts
 from sendloom.ports import ClaimResult, ClaimScope, InDoubt, InFlight, Want, Won
 from sendloom.stores.cassandra import (
     Address,
@@ -30,7 +31,6 @@ from sendloom.stores.cassandra import (
     connection,
     monotonic,
     open_cluster,
-    parse_hosts,
 )
 from sendloom.stores.cql.runner import check_schema, migrate, migrations, statements
 from sendloom.stores.ledger.cassandra import CQL, MARGIN, CassandraLedger

@@ -20,11 +20,13 @@ class Stack:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.env: dict[str, str] = {}
+        """Of every command, besides the home."""
 
     def sendloom(self, *words: str) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "sendloom.cli", *words],
-            env={**os.environ, "SENDLOOM_HOME": str(self.home)},
+            env={**os.environ, **self.env, "SENDLOOM_HOME": str(self.home)},
             cwd=ROOT,
             capture_output=True,
             text=True,

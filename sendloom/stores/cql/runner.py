@@ -118,18 +118,27 @@ def _migrate(address: Address, replication: int) -> list[str]:
     return applied
 
 
-def _check(address: Address) -> None:
+def check_session(session: Session) -> None:
+    """As `check_schema`, on a session that is in our keyspace."""
     newest = migrations()[-1]
-    with _session(replace(address, keyspace=None)) as session:
-        try:
-            rows = _rows(session, f"SELECT version FROM {address.keyspace}.schema_migrations")
-        except InvalidRequest:
-            raise SchemaTooOld(f"Cassandra has no Sendloom schema yet: {FIX}") from None
+    try:
+        rows = _rows(session, "SELECT version FROM schema_migrations")
+    except InvalidRequest:
+        raise SchemaTooOld(f"Cassandra has no Sendloom schema yet: {FIX}") from None
     version = max((row[0] for row in rows), default=0)
     if version < newest.version:
         raise SchemaTooOld(
             f"Cassandra's schema is at {version}, this build needs {newest.version}: {FIX}"
         )
+
+
+def _check(address: Address) -> None:
+    with _session(replace(address, keyspace=None)) as session:
+        try:
+            session.set_keyspace(address.keyspace)
+        except InvalidRequest:
+            raise SchemaTooOld(f"Cassandra has no Sendloom schema yet: {FIX}") from None
+        check_session(session)
 
 
 @contextmanager

@@ -69,6 +69,18 @@ SELECT max(now() - r.accepted_at) AS age
    AND NOT EXISTS (SELECT FROM decisions d
                     WHERE d.campaign_id = r.id AND d.tenant = r.tenant AND d.frozen_at = r.accepted_at AND d.state <> 0)
 
+-- name: waiting_security
+-- The same when claims are elsewhere: the oldest first, for the caller to ask the ledger about.
+SELECT r.tenant, r.id, r.accepted_at, now() - r.accepted_at AS age
+  FROM (SELECT tenant, id, recipient_id, accepted_at FROM accepted
+         WHERE message_class = 'security' AND closed_at IS NULL AND due_at IS NULL
+           AND accepted_at < now() - $2::interval
+           AND accepted_at > now() - interval '2 minutes'
+         ORDER BY accepted_at DESC LIMIT $1) r
+ WHERE NOT EXISTS (SELECT FROM decisions d
+                    WHERE d.campaign_id = r.id AND d.tenant = r.tenant AND d.frozen_at = r.accepted_at AND d.state <> 0)
+ ORDER BY r.accepted_at
+
 -- name: forget_secrets
 -- A passcode's code, in the row and in what was sent. The row stays: its idempotency key must hold for longer.
 WITH old AS (

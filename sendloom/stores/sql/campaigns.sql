@@ -88,6 +88,12 @@ SELECT (SELECT count(*) FROM claims k
   FROM campaigns c JOIN campaign_control o ON o.tenant = c.tenant AND o.campaign_id = c.campaign_id
  WHERE c.tenant = $1 AND c.campaign_id = $2
 
+-- name: seen
+-- The half of `health` that is not in the ledger.
+SELECT c.guarded, o.at
+  FROM campaigns c JOIN campaign_control o ON o.tenant = c.tenant AND o.campaign_id = c.campaign_id
+ WHERE c.tenant = $1 AND c.campaign_id = $2
+
 -- name: note_seen
 UPDATE campaigns SET guarded = $3 WHERE tenant = $1 AND campaign_id = $2
 

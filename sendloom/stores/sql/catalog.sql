@@ -112,3 +112,6 @@ ON CONFLICT (tenant, scope, name) DO UPDATE SET reason = excluded.reason, by = e
 
 -- name: switch_off
 DELETE FROM kill_switches WHERE tenant = $1 AND scope = $2 AND name = $3
+
+-- name: message_class
+SELECT message_class FROM categories WHERE tenant = $1 AND category = $2
