@@ -1,8 +1,8 @@
 """Stores beside a ledger on Cassandra say what the same stores say beside one on Postgres."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
@@ -10,7 +10,7 @@ import pytest_asyncio
 from schemas.kinds import Channel, Kind, MessageClass
 from schemas.notifications import DeliveryKey
 from sendloom.errors import StoreUnavailable
-from sendloom.ports import ClaimScope, Receipt, ReceiptStatus, Want
+from sendloom.ports import ClaimRow, ClaimScope, Receipt, ReceiptStatus, Want
 from sendloom.rows import AddressWrite, RecipientWrite
 from sendloom.stores.cassandra import Address, connection
 from sendloom.stores.ledger.beside import (
@@ -148,10 +148,14 @@ async def test_only_a_passcode_goes_on_while_suppressions_cannot_be_looked_at(
         def __init__(self) -> None:
             pass
 
-        async def suppression(self, *_: object) -> dict[bytes, str]:
+        async def suppression(
+            self, tenant: str, channel: Channel, address_hashes: Sequence[bytes]
+        ) -> dict[bytes, str]:
             raise StoreUnavailable("away")
 
-        async def of_campaign(self, *_: object) -> list[object]:  # type: ignore[override]
+        async def of_campaign(
+            self, tenant: str, frozen_at: datetime, campaign_id: UUID
+        ) -> list[ClaimRow]:
             raise StoreUnavailable("away")
 
     campaign = await world.campaign(1)
