@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -55,7 +56,8 @@ from sendloom.ports import (
     Decision,
     DecisionStore,
     Ledger,
-    Member,
+    PagePeople,
+    Person,
 )
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,8 @@ _UNDER_WAY = {
     CampaignPhase.SETTLING,
 }
 NOT_APPROVED = "not_approved"
+_ALIKE = frozenset(RecipientState) - {RecipientState.DEFERRED, RecipientState.FAILED}
+"""What people of one cohort share to the letter: a deferral is spread over minutes, a failure gets a letter each."""
 
 
 class CampaignActivities:
@@ -244,7 +248,7 @@ class CampaignActivities:
         written: list[int] = []
         await self._stop_with_list(ref)
         control, looked_at = await self._control(ref), self._monotonic()
-        reading: asyncio.Task[list[Member]] | None = None
+        reading: asyncio.Task[PagePeople] | None = None
         try:
             for n, (number, size) in enumerate(pages):
                 while (
@@ -309,27 +313,25 @@ class CampaignActivities:
                 "sendloom",
             )
 
-    async def _read(self, ground: Ground, shard: int, page: int) -> list[Member]:
+    async def _read(self, ground: Ground, shard: int, page: int) -> PagePeople:
         row = ground.row
-        return await self._campaigns.members(
+        return await self._campaigns.page_people(
             row.tenant, row.category, ground.version_id, shard, page, bool(ground.policy.caps)
         )
 
-    async def _plan_page(
-        self, ground: Ground, shard: int, page: int, members: Sequence[Member]
-    ) -> None:
+    async def _plan_page(self, ground: Ground, shard: int, page: int, people: PagePeople) -> None:
         now = self._now()
+        if not ground.policy.caps:
+            like = [
+                self._decide(ground, shard, page, p.recipient_id, p, now) for p in people.people
+            ]
+            if all(d.state in _ALIKE for d, _ in like) and await self._insert_page(people, like):
+                return
         decisions: list[Decision] = []
         caps: list[CapUse] = []
-        for member in members:
-            key = ground.key(shard, page, member.recipient_id)
-            try:
-                decision, uses = ground.decide(key, member.person, now)
-            except Exception as e:
-                # One bad recipient must not hold up a page (CAMP-4).
-                log.warning("a recipient could not be planned", extra={"error": type(e).__name__})
-                code = e.code if isinstance(e, RenderError) else "plan_error"
-                decision, uses = Decision(key, RecipientState.FAILED, reason=code), []
+        for recipient_id, cohort in zip(people.recipient_ids, people.cohorts, strict=True):
+            person = people.people[cohort]
+            decision, uses = self._decide(ground, shard, page, recipient_id, person, now)
             decisions.append(decision)
             caps += uses
         stored = await self._insert(decisions, caps)
@@ -340,6 +342,45 @@ class CampaignActivities:
             )
         for state in {d.state for d in stored}:
             metrics.record_planned(state, sum(1 for d in stored if d.state is state))
+
+    def _decide(
+        self,
+        ground: Ground,
+        shard: int,
+        page: int,
+        recipient_id: str,
+        person: Person,
+        now: datetime,
+    ) -> tuple[Decision, list[CapUse]]:
+        """What becomes of somebody who is to the gates as `person` is."""
+        key = ground.key(shard, page, recipient_id)
+        try:
+            return ground.decide(key, person, now)
+        except Exception as e:
+            # One bad recipient must not hold up a page (CAMP-4).
+            log.warning("a recipient could not be planned", extra={"error": type(e).__name__})
+            code = e.code if isinstance(e, RenderError) else "plan_error"
+            return Decision(key, RecipientState.FAILED, reason=code), []
+
+    async def _insert_page(
+        self, people: PagePeople, like: Sequence[tuple[Decision, list[CapUse]]]
+    ) -> bool:
+        """Cohort by cohort, as long as nobody was there before and nothing is wrong with anybody."""
+        if not like:
+            return True
+        try:
+            new = await self._decisions.insert_page(
+                people.recipient_ids, people.cohorts, [decision for decision, _ in like]
+            )
+        except (Transient, asyncio.CancelledError):
+            raise
+        except Exception:
+            # One by one it turns out who it is.
+            return False
+        if new:
+            for cohort, count in Counter(people.cohorts).items():
+                metrics.record_planned(like[cohort][0].state, count)
+        return new
 
     async def _insert(self, decisions: list[Decision], caps: list[CapUse]) -> list[Decision]:
         """All at once; should the database refuse one of them as nonsense, everybody but that one."""

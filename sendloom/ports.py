@@ -508,6 +508,12 @@ class DecisionStore(Protocol):
         """
         ...
 
+    async def insert_page(
+        self, recipient_ids: Sequence[str], cohorts: Sequence[int], like: Sequence[Decision]
+    ) -> bool:
+        """One page's decisions at once, each person's like their cohort's. False: somebody has one already, and none is inserted."""
+        ...
+
     async def read(self, key: DecisionKey) -> Decision | None: ...
 
     async def move(self, moves: Sequence[Move]) -> int:
@@ -633,11 +639,22 @@ class CampaignRow:
 
 @dataclass(slots=True)
 class Member:
-    """One frozen audience row with what the gates need."""
+    """Somebody of a frozen audience, with what a message to them needs."""
 
     recipient_id: str
     variables: Mapping[str, Any]
     person: Person
+
+
+@dataclass(slots=True)
+class PagePeople:
+    """Who is on a page of a frozen list. People of one cohort are the same to the gates, so one verdict is everybody's."""
+
+    recipient_ids: list[str]
+    cohorts: list[int]
+    """Beside each id the number of its cohort."""
+    people: list[Person]
+    """By cohort: one of them. Locale and addresses are that one's own."""
 
 
 @dataclass(slots=True)
@@ -761,9 +778,9 @@ class CampaignStore(Protocol):
         """(page, size) of a shard, in order."""
         ...
 
-    async def members(
+    async def page_people(
         self, tenant: str, category: str, version_id: UUID, shard: int, page: int, cap_days: bool
-    ) -> list[Member]:
+    ) -> PagePeople:
         """A page's people, in one statement."""
         ...
 

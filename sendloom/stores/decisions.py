@@ -1,11 +1,11 @@
 """Decisions: inserted once, changed only by compare-and-set; with them the caps they use up and the payloads they fix."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -80,6 +80,51 @@ class PostgresDecisions(PostgresStore):
                     SQL["insert_deliveries"], *self._columns(deliveries), timeout=STATEMENT
                 )
             return stored
+
+    async def insert_page(
+        self, recipient_ids: Sequence[str], cohorts: Sequence[int], like: Sequence[Decision]
+    ) -> bool:
+        def spread(of: Callable[[Decision], Any]) -> tuple[list[Any] | None, Any]:
+            """As `column`, without a look at every row."""
+            values = [of(decision) for decision in like]
+            if values.count(values[0]) == len(values):
+                return None, values[0]
+            return [values[cohort] for cohort in cohorts], None
+
+        if not recipient_ids:
+            return True
+        states, state = spread(lambda d: RECIPIENT_CODE[d.state])
+        channels, channel = spread(attrgetter("channel"))
+        rungs, rung = spread(attrgetter("rung"))
+        reasons, reason = spread(attrgetter("reason"))
+        not_befores, not_before = spread(attrgetter("not_before"))
+        not_afters, not_after = spread(attrgetter("not_after"))
+        due_ats, due_at = spread(attrgetter("due_at"))
+        try:
+            await self._execute(
+                SQL["insert_all"],
+                *_page(like[0].key),
+                joined(recipient_ids),
+                states,
+                channels,
+                rungs,
+                None,
+                None,
+                reasons,
+                not_befores,
+                not_afters,
+                due_ats,
+                state,
+                channel,
+                rung,
+                reason,
+                not_before,
+                not_after,
+                due_at,
+            )
+        except asyncpg.UniqueViolationError:
+            return False
+        return True
 
     async def read(self, key: DecisionKey) -> Decision | None:
         row = await self._row(SQL["read"], *_page(key), key.recipient_id)

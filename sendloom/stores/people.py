@@ -1,12 +1,13 @@
 """One read of everything the gates ask about people: by id, or a page of a frozen list."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from schemas.kinds import Channel
-from sendloom.ports import Address, Device, Member, Person
+from sendloom.ports import Address, Device, Member, PagePeople, Person
 from sendloom.stores.pool import BULK, PostgresStore, Record, joined
 from sendloom.stores.queries import load
 
@@ -20,7 +21,7 @@ _ONE = {channel: frozenset({channel}) for channel in (*_CHANNEL, "*")}
 
 
 class PostgresPeople(PostgresStore):
-    """Implements `PeopleStore`; `members` is the campaign's half of it."""
+    """Implements `PeopleStore`; `page_people` and `sample` are the campaign's half of it."""
 
     async def people(
         self, tenant: str, category: str, recipient_ids: Sequence[str], cap_days: bool
@@ -30,14 +31,25 @@ class PostgresPeople(PostgresStore):
         ids = list(recipient_ids)
         row = await self._row(SQL["people"], tenant, category, cap_days, joined(ids))
         assert row is not None
-        people = _people(ids, *row)
+        people = _people(ids, PageFacts(*row))
         return [people[id] for id in ids]
 
-    async def members(
+    async def page_people(
         self, tenant: str, category: str, version_id: UUID, shard: int, page: int, cap_days: bool
-    ) -> list[Member]:
-        row = await self._row(SQL["members"], tenant, category, cap_days, version_id, shard, page)
-        return _members(row)
+    ) -> PagePeople:
+        row = await self._row(
+            SQL["page_people"], tenant, category, cap_days, version_id, shard, page
+        )
+        assert row is not None
+        ids, *facts = row
+        if ids is None:
+            return PagePeople([], [], [])
+        found = PageFacts(*facts)
+        return _by_cohort(ids, found, await self._suppressed(tenant, found))
+
+    async def _suppressed(self, tenant: str, facts: "PageFacts") -> dict[tuple[str, bytes], str]:
+        """Of a page's addresses: (channel, address hash) → reason."""
+        return facts.suppressed()
 
     async def sample(self, tenant: str, category: str, version_id: UUID, most: int) -> list[Member]:
         row = await self._row(
@@ -51,78 +63,160 @@ def _members(row: Record | None) -> list[Member]:
     ids, variables, *facts = row
     if ids is None:
         return []
-    people = _people(ids, *facts)
+    people = _people(ids, PageFacts(*facts))
     return [
         Member(id, of_them or NOTHING, people[id])
         for id, of_them in zip(ids, variables, strict=True)
     ]
 
 
+class PageFacts(NamedTuple):
+    """The columns of `facts` in people.sql: arrays side by side, None where nobody has any."""
+
+    r_ids: Sequence[str] | None
+    r_locales: Sequence[str | None]
+    r_zones: Sequence[str | None]
+    r_erased: Sequence[bool]
+    a_ids: Sequence[str] | None
+    a_channels: Sequence[str]
+    a_hashes: Sequence[bytes]
+    a_sealed: Sequence[bytes]
+    a_verified: Sequence[bool]
+    a_dead: Sequence[str | None]
+    s_channels: Sequence[str] | None
+    s_hashes: Sequence[bytes]
+    s_reasons: Sequence[str]
+    p_ids: Sequence[str] | None
+    p_channels: Sequence[str]
+    k_ids: Sequence[str] | None
+    k_channels: Sequence[str]
+    d_ids: Sequence[str] | None
+    d_devices: Sequence[str]
+    d_channels: Sequence[str]
+    d_sealed: Sequence[bytes]
+    u_ids: Sequence[str] | None
+    u_scopes: Sequence[str]
+    u_days: Sequence[date]
+
+    def suppressed(self) -> dict[tuple[str, bytes], str]:
+        """(channel, address hash) → reason."""
+        if self.s_channels is None:
+            return {}
+        return dict(
+            zip(zip(self.s_channels, self.s_hashes, strict=True), self.s_reasons, strict=True)
+        )
+
+    def only(self, ids: Container[str]) -> "PageFacts":
+        """What is said of these people; suppressions stay, they name addresses."""
+        groups = {
+            "r": self.r_ids,
+            "a": self.a_ids,
+            "p": self.p_ids,
+            "k": self.k_ids,
+            "d": self.d_ids,
+            "u": self.u_ids,
+        }
+        picked = {
+            group: [n for n, id in enumerate(of) if id in ids]
+            for group, of in groups.items()
+            if of is not None
+        }
+        columns: list[Any] = [
+            [column[n] for n in picked[name[0]]] if name[0] in picked else column
+            for name, column in zip(self._fields, tuple[Any, ...](self), strict=True)
+        ]
+        return PageFacts(*columns)
+
+
+def _by_cohort(
+    ids: list[str], f: PageFacts, suppressed: Mapping[tuple[str, bytes], str]
+) -> PagePeople:
+    """Runs for every recipient of every campaign, so nobody is made an object who is like somebody else."""
+    facts: list[Iterable[Any]] = []
+    for of, *columns in (
+        (f.r_ids, f.r_zones, f.r_erased),
+        (f.a_ids, f.a_channels, f.a_verified, f.a_dead),
+        (f.p_ids, f.p_channels),
+        (f.k_ids, f.k_channels),
+        (f.d_ids, f.d_channels),
+        (f.u_ids, f.u_scopes, f.u_days),
+    ):
+        if of is not None:
+            facts.append(map(_said_of(of, zip(*columns, strict=True)).get, ids))
+    if suppressed:
+        assert f.a_ids is not None
+        hits = [
+            (id, (channel, suppressed[channel, hash]))
+            for id, channel, hash in zip(f.a_ids, f.a_channels, f.a_hashes, strict=True)
+            if (channel, hash) in suppressed
+        ]
+        facts.append(map(_said_of([id for id, _ in hits], (hit for _, hit in hits)).get, ids))
+    numbers: dict[tuple[Any, ...], int] = {}
+    firsts: list[str] = []
+    cohorts: list[int] = []
+    for id, same in zip(ids, zip(*facts, strict=True) if facts else repeat(()), strict=False):
+        number = numbers.setdefault(same, len(firsts))
+        if number == len(firsts):
+            firsts.append(id)
+        cohorts.append(number)
+    people = _people(firsts, f.only(set(firsts)), suppressed)
+    return PagePeople(ids, cohorts, [people[id] for id in firsts])
+
+
+def _said_of(ids: Sequence[str], entries: Iterable[Any]) -> dict[str, Any]:
+    """What the entries say of each; several of one person in a tuple."""
+    entries = list(entries)
+    said = dict(zip(ids, entries, strict=True))
+    if len(said) < len(ids):
+        several: dict[str, tuple[Any, ...]] = {}
+        for id, entry in zip(ids, entries, strict=True):
+            several[id] = (*several.get(id, ()), entry)
+        return several
+    return said
+
+
 def _people(
-    ids: Sequence[str],
-    r_ids: Sequence[str] | None,
-    r_locales: Sequence[str | None],
-    r_zones: Sequence[str | None],
-    r_erased: Sequence[bool],
-    a_ids: Sequence[str] | None,
-    a_channels: Sequence[str],
-    a_hashes: Sequence[bytes],
-    a_sealed: Sequence[bytes],
-    a_verified: Sequence[bool],
-    a_dead: Sequence[str | None],
-    s_channels: Sequence[str] | None,
-    s_hashes: Sequence[bytes],
-    s_reasons: Sequence[str],
-    p_ids: Sequence[str] | None,
-    p_channels: Sequence[str],
-    k_ids: Sequence[str] | None,
-    k_channels: Sequence[str],
-    d_ids: Sequence[str] | None,
-    d_devices: Sequence[str],
-    d_channels: Sequence[str],
-    d_sealed: Sequence[bytes],
-    u_ids: Sequence[str] | None,
-    u_scopes: Sequence[str],
-    u_days: Sequence[date],
+    ids: Sequence[str], f: PageFacts, suppressed: Mapping[tuple[str, bytes], str] | None = None
 ) -> dict[str, Person]:
-    """Runs for every recipient of every campaign: nobody pays here for what they do not have."""
+    """Nobody pays here for what they do not have."""
     people = {id: Person(id, False) for id in ids}
-    if r_ids is not None:
-        for id, locale, zone, erased in zip(r_ids, r_locales, r_zones, r_erased, strict=True):
+    if f.r_ids is not None:
+        for id, locale, zone, erased in zip(
+            f.r_ids, f.r_locales, f.r_zones, f.r_erased, strict=True
+        ):
             person = people[id]
             person.exists = True
             person.locale = locale
             person.zone = zone
             person.erased = erased
-    suppressed = (
-        {}
-        if s_channels is None
-        else dict(zip(zip(s_channels, s_hashes, strict=True), s_reasons, strict=True))
-    )
-    if a_ids is not None:
+    if suppressed is None:
+        suppressed = f.suppressed()
+    if f.a_ids is not None:
         for id, channel, address_hash, sealed, verified, dead in zip(
-            a_ids, a_channels, a_hashes, a_sealed, a_verified, a_dead, strict=True
+            f.a_ids, f.a_channels, f.a_hashes, f.a_sealed, f.a_verified, f.a_dead, strict=True
         ):
             person = people[id]
             at = _CHANNEL[channel]
             person.addresses[at] = Address(address_hash, sealed, verified, dead)
             if suppressed and (reason := suppressed.get((channel, address_hash))) is not None:
                 person.suppressed[at] = reason
-    if p_ids is not None:
-        for id, channel in zip(p_ids, p_channels, strict=True):
+    if f.p_ids is not None:
+        for id, channel in zip(f.p_ids, f.p_channels, strict=True):
             person = people[id]
             person.opted_out = person.opted_out | _ONE[channel]
-    if k_ids is not None:
-        for id, channel in zip(k_ids, k_channels, strict=True):
+    if f.k_ids is not None:
+        for id, channel in zip(f.k_ids, f.k_channels, strict=True):
             person = people[id]
             # Nearly everybody has one, for all channels; those share it.
             person.consented = (
                 person.consented | _ONE[channel] if person.consented else _ONE[channel]
             )
-    if d_ids is not None:
-        for id, device, channel, sealed in zip(d_ids, d_devices, d_channels, d_sealed, strict=True):
+    if f.d_ids is not None:
+        for id, device, channel, sealed in zip(
+            f.d_ids, f.d_devices, f.d_channels, f.d_sealed, strict=True
+        ):
             people[id].devices.append(Device(device, _CHANNEL[channel], sealed))
-    if u_ids is not None:
-        for id, scope, day in zip(u_ids, u_scopes, u_days, strict=True):
+    if f.u_ids is not None:
+        for id, scope, day in zip(f.u_ids, f.u_scopes, f.u_days, strict=True):
             people[id].cap_uses.setdefault(scope, []).append(day)
     return people

@@ -162,13 +162,13 @@ class World:
             for page, _ in await self.stores.campaigns.pages(
                 self.tenant, campaign.version_id, shard
             ):
-                members = await self.stores.campaigns.members(
+                found = await self.stores.campaigns.page_people(
                     self.tenant, campaign.category, campaign.version_id, shard, page, False
                 )
                 planned += await self.stores.decisions.insert(
                     [
-                        a_decision(campaign, shard, page, member.recipient_id, **decision)
-                        for member in members
+                        a_decision(campaign, shard, page, recipient_id, **decision)
+                        for recipient_id in found.recipient_ids
                     ]
                 )
         return planned

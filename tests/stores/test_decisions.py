@@ -80,6 +80,24 @@ async def test_a_page_comes_back_in_the_order_given_with_what_was_there_before(
     assert await stores.decisions.insert(mine) == [mine[0], mine[1], there, mine[3]]
 
 
+async def test_a_page_is_inserted_whole_by_cohort_or_not_at_all(
+    stores: Stores, world: World
+) -> None:
+    going = decision(world, not_after=NOW + timedelta(hours=1))
+    refused = replace(going, state=R.SUPPRESSED, channel=None, reason="opted_out", not_after=None)
+
+    def of(who: str, like: Decision) -> Decision:
+        return replace(like, key=like.key.model_copy(update={"recipient_id": who}))
+
+    like = [going, refused]
+    assert await stores.decisions.insert_page(["a", "b", "c"], [0, 1, 0], like)
+    for expected in (of("a", going), of("b", refused), of("c", going)):
+        assert await stores.decisions.read(expected.key) == expected
+    assert not await stores.decisions.insert_page(["c", "d"], [1, 1], like)
+    assert await stores.decisions.read(of("c", going).key) == of("c", going)
+    assert await stores.decisions.read(of("d", going).key) is None
+
+
 async def test_two_planners_at_once_agree_on_what_is_stored(stores: Stores, world: World) -> None:
     one = [decision(world, f"r{n:03}") for n in range(50)]
     other = [replace(d, channel=Channel.SMS) for d in reversed(one)]

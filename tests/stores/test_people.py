@@ -4,9 +4,10 @@ import asyncio
 from datetime import timedelta
 from uuid import uuid4
 
+from activities.facts import address_states
 from schemas.kinds import Channel, MessageClass, RecipientState
 from schemas.notifications import DecisionKey, DeliveryKey
-from sendloom.ports import CapUse, Decision, DeliveryRow
+from sendloom.ports import CapUse, Decision, DeliveryRow, Person
 from sendloom.rows import AddressWrite, Consent, Preference, RecipientWrite
 from tests.stores.conftest import NOW, Stores, World, a_category, a_row
 
@@ -108,12 +109,12 @@ async def test_cap_days_are_given_by_scope_for_the_last_days_only(
     assert ann.cap_uses == {}
 
 
-async def test_a_page_of_members_has_their_variables_and_who_was_erased(
+async def test_a_sample_of_members_has_their_variables_and_who_was_erased(
     stores: Stores, world: World
 ) -> None:
     version = await world.list_of([a_row(0), a_row(1, variables={}), a_row(2)])
     await stores.recipients.erase(world.tenant, "r002")
-    members = await stores.campaigns.members(world.tenant, "offers.weekly", version, 0, 0, False)
+    members = await stores.campaigns.sample(world.tenant, "offers.weekly", version, 100)
     assert [m.recipient_id for m in members] == ["r000", "r001", "r002"]
     assert [dict(m.variables) for m in members] == [{"name": "N0"}, {}, {}]
     assert [m.person.erased for m in members] == [False, False, True]
@@ -277,3 +278,40 @@ async def test_two_lists_and_a_caller_writing_the_same_people_do_not_wait_for_ea
     )
     people = await stores.people.people(world.tenant, "offers.weekly", ["r000", "r059"], False)
     assert all(person.exists for person in people)
+
+
+async def test_people_of_one_cohort_are_the_same_to_the_gates(stores: Stores, world: World) -> None:
+    t, category = world.tenant, "offers.weekly"
+    rows = [a_row(n, zone=("Europe/Berlin", "Asia/Tokyo")[n % 2]) for n in range(40)]
+    version = await world.list_of(rows)
+    ids = [f"r{n:03}" for n in range(40)]
+    await stores.recipients.erase(t, ids[1])
+    for n in (2, 3, 22):
+        await stores.recipients.set_preferences(t, ids[n], [Preference(category, "*", True, "x")])
+    await stores.recipients.set_preferences(t, ids[3], [Preference("*", "email", True, "x")])
+    for n in (4, 24):
+        [person] = await stores.people.people(t, category, [ids[n]], False)
+        hash = person.addresses[Channel.EMAIL].address_hash
+        await stores.ledger.suppress(t, Channel.EMAIL, hash, "hard_bounce", "x")
+
+    def facts(person: Person) -> object:
+        return (
+            person.exists,
+            person.erased,
+            person.zone,
+            address_states(person),
+            person.suppressed,
+            person.opted_out,
+            person.consented,
+        )
+
+    seen = 0
+    for shard in (0, 1):
+        for page, size in await stores.campaigns.pages(t, version, shard):
+            found = await stores.campaigns.page_people(t, category, version, shard, page, False)
+            alone = await stores.people.people(t, category, found.recipient_ids, False)
+            for person, cohort in zip(alone, found.cohorts, strict=True):
+                assert facts(person) == facts(found.people[cohort]), person.recipient_id
+            assert len(found.people) == len(set(found.cohorts)) <= size
+            seen += size
+    assert seen == 40

@@ -54,7 +54,7 @@ HOT: list[tuple[str, str, dict[str, set[str]]]] = [
     ),
     (
         "people.sql",
-        "members",
+        "page_people",
         {
             "list_rows": {"tenant", "version_id", "shard", "page"},
             "recipients": {"tenant", "recipient_id"},

@@ -237,7 +237,7 @@ CALLS: dict[str, Call] = {
     "PostgresCampaigns.cursor": lambda s, t: s.campaigns.cursor(t, ID, 0, "email"),
     "PostgresCampaigns.advance": lambda s, t: advance(s, t),
     "PostgresCampaigns.pages": lambda s, t: s.campaigns.pages(t, ID, 0),
-    "PostgresCampaigns.members": lambda s, t: s.campaigns.members(t, CAT, ID, 0, 0, True),
+    "PostgresCampaigns.page_people": lambda s, t: s.campaigns.page_people(t, CAT, ID, 0, 0, True),
     "PostgresCampaigns.people": lambda s, t: s.campaigns.people(t, CAT, [WHO], True),
     "PostgresCampaigns.page_sends": lambda s, t: s.campaigns.page_sends(
         campaign(t), 0, 0, Channel.EMAIL
@@ -275,6 +275,9 @@ CALLS: dict[str, Call] = {
         [Decision(key(t), R.SENT)],
         [DeliveryRow(delivery_key(t), HASH, b"x")],
         [CapUse(WHO, "marketing", NOW.date(), 1, 1)],
+    ),
+    "PostgresDecisions.insert_page": lambda s, t: s.decisions.insert_page(
+        ["new"], [0], [Decision(key(t), R.PENDING)]
     ),
     "PostgresDecisions.read": lambda s, t: s.decisions.read(key(t)),
     "PostgresDecisions.move": lambda s, t: s.decisions.move([moved(t)]),
@@ -336,7 +339,7 @@ CALLS: dict[str, Call] = {
     "PostgresPasscodes.cancel": lambda s, t: s.passcodes.cancel(t, ID),
     "PostgresPeople.people": lambda s, t: s.people.people(t, CAT, [WHO, "r001"], True),
     "PostgresPeople.sample": lambda s, t: s.people.sample(t, CAT, ID, 99),
-    "PostgresPeople.members": lambda s, t: s.people.members(t, CAT, ID, 0, 0, True),
+    "PostgresPeople.page_people": lambda s, t: s.people.page_people(t, CAT, ID, 0, 0, True),
     "PostgresRecipients.upsert": lambda s, t: s.recipients.upsert(
         t, [RecipientWrite(WHO, "xx", addresses=(mail(WHO, MARK),))]
     ),

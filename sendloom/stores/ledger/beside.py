@@ -28,7 +28,7 @@ from sendloom.stores.accepted import SQL as ACCEPTED
 from sendloom.stores.campaigns import SQL as CAMPAIGNS
 from sendloom.stores.campaigns import PostgresCampaigns
 from sendloom.stores.decisions import PostgresDecisions
-from sendloom.stores.people import PostgresPeople
+from sendloom.stores.people import PageFacts, PostgresPeople
 from sendloom.stores.pool import Pool
 from sendloom.stores.queries import load
 from sendloom.stores.recipients import PostgresRecipients
@@ -62,12 +62,16 @@ class PeopleBeside(PostgresPeople):
             log.error("a security message goes on without a look at suppressions")
         return people
 
-    async def members(
-        self, tenant: str, category: str, version_id: UUID, shard: int, page: int, cap_days: bool
-    ) -> list[Member]:
-        members = await super().members(tenant, category, version_id, shard, page, cap_days)
-        await _look(self._ledger, tenant, [member.person for member in members])
-        return members
+    async def _suppressed(self, tenant: str, facts: PageFacts) -> dict[tuple[str, bytes], str]:
+        suppressed = await super()._suppressed(tenant, facts)
+        if facts.a_ids is not None:
+            by_channel: dict[str, list[bytes]] = {}
+            for channel, address_hash in zip(facts.a_channels, facts.a_hashes, strict=True):
+                by_channel.setdefault(channel, []).append(address_hash)
+            for channel, hashes in by_channel.items():
+                found = await self._ledger.suppression(tenant, Channel(channel), hashes)
+                suppressed |= {(channel, hash): reason for hash, reason in found.items()}
+        return suppressed
 
     async def sample(self, tenant: str, category: str, version_id: UUID, most: int) -> list[Member]:
         members = await super().sample(tenant, category, version_id, most)

@@ -75,15 +75,15 @@ SELECT l.ids, l.variables,
   FROM l
 -- include: looks
 
--- name: members
+-- name: page_people
 WITH
 -- include: asked
 , l AS MATERIALIZED (
-    SELECT array_agg(recipient_id) AS ids, array_agg(variables) AS variables
-      FROM (SELECT recipient_id, variables FROM list_rows WHERE tenant = $1 AND version_id = $4 AND shard = $5 AND page = $6
+    SELECT array_agg(recipient_id) AS ids
+      FROM (SELECT recipient_id FROM list_rows WHERE tenant = $1 AND version_id = $4 AND shard = $5 AND page = $6
              ORDER BY recipient_id) l
 )
-SELECT l.ids, l.variables,
+SELECT l.ids,
 -- include: facts
   FROM l
 -- include: looks
