@@ -545,10 +545,18 @@ class _Stretch:
         ground, now = self.ground, self.lane.now()
         ready: list[_Ready] = []
         objections: list[_Objection] = []
+        clear: dict[tuple[object, ...], bool] = {}
+        """What the last look said of somebody without a word against them, by the zone and times it depends on."""
         for row in rows:
             key = ground.key(scope.shard, scope.page, row.recipient_id)
             try:
-                if (move := self._objection(row, key, now)) is not None:
+                move = None
+                like = (row.zone, row.not_before, row.not_after)
+                if _spoken_against(row) or not clear.get(like, False):
+                    move = self._objection(row, key, now)
+                    if not _spoken_against(row):
+                        clear[like] = move is None
+                if move is not None:
                     objections.append(_Objection(row, key, move))
                 else:
                     ready.append(_Ready(row, key, self._dress(row, key, now)))
@@ -1294,6 +1302,11 @@ def _redecided(decision: Decision, now: datetime) -> Move:
         not_before=decision.not_before,
         due_at=(decision.due_at or bucket_of(now)) if open_ else None,
     )
+
+
+def _spoken_against(row: PageSend) -> bool:
+    """Whether anything is known of this one recipient that may keep a message back."""
+    return row.suppressed is not None or row.opted_out or row.erased or row.address is None
 
 
 async def _all(tasks: Sequence["asyncio.Task[T]"]) -> list[T]:

@@ -149,8 +149,10 @@ def outbound(
 
 def unsubscribe_url(senders: Senders, delivery: DeliveryKey, category: str) -> str:
     """One click leaves this category on this channel. The token names ids only and is signed; the API checks it."""
-    fields = (delivery.tenant, delivery.recipient_id, category, delivery.channel)
-    body = "".join(f"{len(field)}:{field}" for field in fields).encode()
+    tenant, who, channel = delivery.tenant, delivery.recipient_id, delivery.channel
+    body = (
+        f"{len(tenant)}:{tenant}{len(who)}:{who}{len(category)}:{category}{len(channel)}:{channel}"
+    ).encode()
     # Keyed BLAKE2b is a MAC of its own, at a third of the time of HMAC: campaigns make one a recipient.
     signature = hashlib.blake2b(body, key=senders.unsubscribe_key, digest_size=16).digest()
     token = base64.urlsafe_b64encode(signature + body).decode().rstrip("=")

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from uuid import UUID
 
 from cryptography.exceptions import InvalidTag
@@ -222,5 +223,6 @@ def _read_header(sealed: bytes) -> tuple[str, int]:
         raise CannotOpen("not a sealed value") from e
 
 
+@lru_cache(maxsize=1024)
 def _associated(purpose: str, tenant: str) -> bytes:
     return f"{len(purpose)}:{purpose}{len(tenant)}:{tenant}".encode()
