@@ -7,10 +7,10 @@ UV := $(shell command -v uv 2>/dev/null)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo down test check bench replay
+.PHONY: help up demo down test test-nodes check bench replay
 
 help: ## list the words
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: .venv/.ready ## start everything on this machine; Ctrl-C drains and stops it
 	@exec $(BIN)/sendloom up $(ARGS)
@@ -23,6 +23,9 @@ down: .venv/.ready ## stop what `make up` started; data stay
 
 test: .venv/.ready ## every test, on real servers started for it
 	@$(BIN)/pytest $(ARGS)
+
+test-nodes: .venv/.ready ## kill and hold nodes of a Cassandra of three, under load
+	@$(BIN)/pytest -m cassandra_nodes $(ARGS)
 
 check: .venv/.ready ## lint, format, types, import rules
 	$(BIN)/ruff check .

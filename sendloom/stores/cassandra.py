@@ -268,6 +268,10 @@ class Requests:
             raise StoreUnavailable("Cassandra: no node can be reached") from e
         except AWAY as e:
             raise InQuestion from e
+        except cassandra.InvalidRequest as e:
+            if _is_unknown_schema(e):
+                raise StoreUnavailable("Cassandra: a node does not know our schema") from e
+            raise
 
     async def _run(self, statement: Statement, seconds: float) -> Rows:
         session = await self.connection.session()
@@ -315,6 +319,16 @@ def answering() -> Iterator[None]:
         yield
     except AWAY as e:
         raise StoreUnavailable(f"Cassandra: {type(e).__name__}") from e
+    except cassandra.InvalidRequest as e:
+        if _is_unknown_schema(e):
+            raise StoreUnavailable("Cassandra: a node does not know our schema") from e
+        raise
+
+
+def _is_unknown_schema(e: Exception) -> bool:
+    """A node that has not heard of a table cannot be asked yet; every other invalid statement is our mistake."""
+    said = str(e).lower()
+    return any(word in said for word in ("does not exist", "unconfigured table", "unknown table"))
 
 
 _open: dict[tuple[asyncio.AbstractEventLoop, Address], tuple[Connection, int]] = {}

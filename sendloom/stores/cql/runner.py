@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 _FILE = re.compile(r"(\d{4})_\w+\.cql")
 _COMMENT = re.compile(r"--.*")
 _DDL_SECONDS = 30.0
+AGREE_SECONDS = 10.0
+"""For every node that is up to know a change."""
 _LOCK_SECONDS = 120
 _QUERYABLE_SECONDS = 60.0
 
@@ -34,6 +36,8 @@ _TABLES = (
            version int PRIMARY KEY, name text, sha256 blob, applied_at timestamp)""",
     "CREATE TABLE IF NOT EXISTS schema_lock (name text PRIMARY KEY, owner uuid)",
 )
+
+_DISAGREE = "Cassandra: the nodes do not agree on the schema; look at them, then repeat"
 
 
 def migrations() -> list[Migration]:
@@ -54,14 +58,16 @@ def statements(cql: str) -> list[str]:
     return [s.strip() for s in _COMMENT.sub("", cql).split(";") if s.strip()]
 
 
-async def migrate(address: Address, replication: int) -> list[str]:
+async def migrate(
+    address: Address, replication: int, *, agree_within: float = AGREE_SECONDS
+) -> list[str]:
     """Create the keyspace, apply what is missing, in order; the names applied. Safe to repeat and by several at once.
 
     Raises:
         ConfigurationError: a migration was changed after it was applied.
         StoreUnavailable: too few nodes answer, or they do not agree on the schema.
     """
-    return await asyncio.to_thread(_migrate, address, replication)
+    return await asyncio.to_thread(_migrate, address, replication, agree_within)
 
 
 async def check_schema(address: Address) -> None:
@@ -74,10 +80,13 @@ async def check_schema(address: Address) -> None:
     await asyncio.to_thread(_check, address)
 
 
-def _migrate(address: Address, replication: int) -> list[str]:
+def _migrate(address: Address, replication: int, agree_within: float) -> list[str]:
     assert address.keyspace is not None
     applied: list[str] = []
-    with _session(replace(address, keyspace=None)) as session:
+    with _session(replace(address, keyspace=None), agree_within) as session:
+        # What is there already changes nothing, and so waits for nobody: a node may still not know it.
+        if not session.cluster.control_connection.wait_for_schema_agreement():
+            raise StoreUnavailable(_DISAGREE)
         _ddl(
             session,
             f"CREATE KEYSPACE IF NOT EXISTS {address.keyspace} WITH replication = "
@@ -142,10 +151,10 @@ def _check(address: Address) -> None:
 
 
 @contextmanager
-def _session(address: Address) -> Iterator[Session]:
+def _session(address: Address, agree_within: float = AGREE_SECONDS) -> Iterator[Session]:
     cluster = open_cluster(address)
     # A change that only some nodes know must stop us, not be waited for in vain for ever.
-    cluster.max_schema_agreement_wait = _DDL_SECONDS
+    cluster.max_schema_agreement_wait = agree_within
     try:
         with answering():
             yield cluster.connect(address.keyspace)
@@ -177,9 +186,7 @@ def _ddl(session: Session, statement: str) -> None:
     future = session.execute_async(statement, timeout=_DDL_SECONDS)
     future.result()
     if not future.is_schema_agreed:
-        raise StoreUnavailable(
-            "Cassandra: the nodes do not agree on the schema; look at them, then repeat"
-        )
+        raise StoreUnavailable(_DISAGREE)
 
 
 def _await_indexes(session: Session, keyspace: str) -> None:
