@@ -65,6 +65,13 @@ async def test_a_page_and_its_people_know_who_is_suppressed(
         for send in await campaigns.page_sends(campaign, shard, page, Channel.EMAIL)
     ]
     assert {send.recipient_id: send.suppressed for send in sends} == right
+    for shard in range(campaign.shards or 0):
+        for page, _ in await campaigns.pages(world.tenant, campaign.version_id, shard):
+            here = await campaigns.page_people(
+                world.tenant, CAT, campaign.version_id, shard, page, False
+            )
+            for who, cohort in zip(here.recipient_ids, here.cohorts, strict=True):
+                assert here.people[cohort].suppressed.get(Channel.EMAIL) == right[who]
     found = await people.people(world.tenant, CAT, list(right), False)
     sample = await people.sample(world.tenant, CAT, campaign.version_id, 99)
     for person in (*found, *(member.person for member in sample)):
