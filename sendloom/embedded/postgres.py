@@ -33,6 +33,8 @@ _TUNING = {
     "shared_buffers": "512MB",
     "max_connections": "200",  # the fleet table's pools together, with room for tools
     "wal_compression": "on",
+    # Every look-up is by an index whatever the statistics say, so looking at a tenth of the sample is enough of them.
+    "default_statistics_target": "10",
     "max_wal_size": "4GB",  # a campaign writes gigabytes; fewer checkpoints write fewer full pages
     "checkpoint_completion_target": "0.9",
     "autovacuum": "on",
