@@ -74,7 +74,7 @@ WORKFLOW_TASK = {
     # The default of 10 s is what a killed worker's workflow waits; a step here takes milliseconds.
     MessageClass.SECURITY: timedelta(seconds=3),
     MessageClass.TRANSACTIONAL: timedelta(seconds=5),
-    MessageClass.MARKETING: timedelta(seconds=10),
+    MessageClass.MARKETING: timedelta(seconds=5),
 }
 
 NOTICE = timedelta(seconds=1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypedDict
+from typing import Protocol, TypeAlias, TypedDict
 
 from sendloom.errors import ConfigurationError
 from sendloom.platform.priority import give_way, only_when_idle
@@ -90,7 +90,17 @@ def run_as(user: int | None) -> _As:
     return {"user": user, "group": pwd.getpwuid(user).pw_gid, "extra_groups": []}
 
 
-def stop(part: Part, process: subprocess.Popen[bytes]) -> int:
+class Process(Protocol):
+    """What is done with a child: the part of `subprocess.Popen` that is used."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+
+
+def stop(part: Part, process: Process) -> int:
     """Ask it to end, wait, and kill what is left of its group. Returns the exit code."""
     if process.poll() is None:
         process.send_signal(part.stop_signal)

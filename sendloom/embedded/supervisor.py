@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sendloom.embedded.parts import Part, kill_group, launch, stop, tail, wait_until
+from sendloom.embedded.nursery import Nursery, our_command
+from sendloom.embedded.parts import Part, Process, kill_group, stop, tail, wait_until
 from sendloom.embedded.state import PartState, Running, StackState, write_state
 from sendloom.errors import ConfigurationError
 from sendloom.platform.process import EXIT_CONFIGURATION
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class Backoff:
     """How soon a part that died is started again."""
 
-    first: float = 0.2
-    """Passcodes must flow again within 5 s of a kill, and starting a worker takes most of that."""
+    first: float = 0.05
+    """Passcodes must flow again within 5 s of a kill."""
     longest: float = 10
     forgiven_after: float = 20
     """A part that ran this long starts from `first` again."""
@@ -60,10 +60,11 @@ class Supervisor:
         self._parts = {part.name: part for part in parts}
         self._home = home
         self._logs = home / "logs"
+        self._nursery = Nursery(self._logs / "nursery.log")
         self._backoff = backoff
         self._changed = changed
         self._ready = {part.name: asyncio.Event() for part in parts}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, Process] = {}
         self._stopping = asyncio.Event()
         # A thread waits on each child and one probes it; the default pool would be too small for both.
         self._threads = ThreadPoolExecutor(2 * len(parts) + 4, thread_name_prefix="supervise")
@@ -91,6 +92,8 @@ class Supervisor:
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         self._write()
+        if any(our_command(part) for part in self._parts.values()):
+            self._nursery.open()
         keepers = [asyncio.create_task(self._keep(part)) for part in self._parts.values()]
         for keeper in keepers:
             keeper.add_done_callback(self._end_if_failed)
@@ -104,6 +107,7 @@ class Supervisor:
             await self._drain()
             results = await asyncio.gather(*keepers, return_exceptions=True)
             bounding.cancel()
+            self._nursery.close()
             self.state.supervisor = None
             self._write()
             self._threads.shutdown(wait=False)
@@ -146,7 +150,7 @@ class Supervisor:
         try:
             if part.prepare is not None:
                 await self._thread(part.prepare)
-            process = await self._thread(lambda: launch(part, self._log(part)))
+            process = await self._thread(lambda: self._nursery.launch(part, self._log(part)))
         except (ConfigurationError, OSError) as e:
             log.error("a part could not be started: %s", e, extra={"part": part.name})
             state.problem = str(e)
@@ -179,7 +183,7 @@ class Supervisor:
             return f"{part.name} cannot be started: {state.problem}"
         return f"{part.name} ended with exit code {state.last_exit}; its log ends:\n{tail(self._log(part))}"
 
-    def _became_ready(self, part: Part, process: subprocess.Popen[bytes]) -> bool:
+    def _became_ready(self, part: Part, process: Process) -> bool:
         return wait_until(
             part.ready,
             seconds=part.ready_seconds,
