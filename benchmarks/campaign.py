@@ -146,12 +146,16 @@ async def events_max(s: Stack, campaign: str) -> int:
     return longest
 
 
-def measure(size: int, celery_messages: int, runs: int) -> dict[str, Any]:
+def measure(size: int, celery_messages: int, runs: int, ledger: str = "postgres") -> dict[str, Any]:
     port = free_port()
     with smtp_sink(port=port) as sink:
         source = [smtp_source(port, size, SESSIONS, MESSAGE_BYTES) for _ in range(3)]
         source_rate = statistics.median(r for r in source if r) if all(source) else None
-        env = {"SENDLOOM_SMTP__HOST": "127.0.0.1", "SENDLOOM_SMTP__PORT": str(port)}
+        env = {
+            "SENDLOOM_SMTP__HOST": "127.0.0.1",
+            "SENDLOOM_SMTP__PORT": str(port),
+            "SENDLOOM_LEDGER": ledger,
+        }
         with stack(env) as s:
             celery_rate = (
                 asyncio.run(
@@ -180,6 +184,7 @@ def measure(size: int, celery_messages: int, runs: int) -> dict[str, Any]:
     wanted = {f"r{n}@example.com" for n in range(size)}
     return {
         "recipients": size,
+        "ledger": ledger,
         "seconds": round(middle["seconds"], 2),
         "per_second": round(rate),
         "seconds_each": [round(r["seconds"], 2) for r in speeds],
@@ -208,10 +213,11 @@ def main() -> None:
     parser.add_argument("--recipients", default="50000", help="one size, or several with commas")
     parser.add_argument("--celery", type=int, default=CELERY_MAX, help="0 leaves the baseline out")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--ledger", choices=("postgres", "cassandra"), default="postgres")
     args = parser.parse_args()
     results = []
     for n, size in enumerate(int(x) for x in args.recipients.split(",")):
-        results.append(measure(size, args.celery if n == 0 else 0, args.runs))
+        results.append(measure(size, args.celery if n == 0 else 0, args.runs, args.ledger))
         if not args.json:
             for name, value in results[-1].items():
                 print(f"{name:26} {value}")

@@ -48,7 +48,7 @@ from sendloom.stores.catalog import PostgresCatalog
 from sendloom.stores.dead_letters import PostgresDeadLetters
 from sendloom.stores.decisions import PostgresDecisions
 from sendloom.stores.ledger.cassandra import CassandraLedger
-from sendloom.stores.ledger.grounds import PostgresClock, PostgresEpochs
+from sendloom.stores.ledger.grounds import PostgresClock, PostgresEpochs, PostgresPlaces
 from sendloom.stores.ledger.postgres import PostgresLedger
 from sendloom.stores.limits import PostgresLimits
 from sendloom.stores.lists import PostgresLists
@@ -351,6 +351,7 @@ def a_cassandra_ledger(connected: Connection, pool: Pool, **changes: Any) -> Cas
         Requests(connected),
         PostgresClock(pool, monotonic),
         PostgresEpochs(pool),
+        PostgresPlaces(pool),
         **{"margin": timedelta(0), **changes},
     )
 

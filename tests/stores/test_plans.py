@@ -25,6 +25,7 @@ HOT: list[tuple[str, str, dict[str, set[str]]]] = [
     ("ledger.sql", "of_campaign", {"claims": {"tenant", "frozen_at", "campaign_id"}}),
     ("ledger.sql", "of_shard", {"claims": PAGE | {"channel"}}),
     ("ledger.sql", "of_recipient", {"claims": PAGE | {"channel", "recipient_id"}}),
+    ("ledger.sql", "places_of_recipient", {"decisions": {"tenant", "recipient_id"}}),
     ("ledger.sql", "delivered", {"claims": ROW | {"channel", "send_no", "device"}}),
     ("ledger.sql", "complaints", {"claims": {"campaign_id"}}),
     ("ledger.sql", "suppression", {"suppressions": {"tenant", "channel", "address_hash"}}),

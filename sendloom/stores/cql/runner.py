@@ -29,7 +29,6 @@ _DDL_SECONDS = 30.0
 AGREE_SECONDS = 10.0
 """For every node that is up to know a change."""
 _LOCK_SECONDS = 120
-_QUERYABLE_SECONDS = 60.0
 
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS schema_migrations (
@@ -109,7 +108,6 @@ def _migrate(address: Address, replication: int, agree_within: float) -> list[st
                     continue
                 for statement in statements(migration.sql):
                     _ddl(session, statement)
-                _await_indexes(session, address.keyspace)
                 session.execute(
                     SimpleStatement(
                         "INSERT INTO schema_migrations (version, name, sha256, applied_at)"
@@ -187,19 +185,6 @@ def _ddl(session: Session, statement: str) -> None:
     future.result()
     if not future.is_schema_agreed:
         raise StoreUnavailable(_DISAGREE)
-
-
-def _await_indexes(session: Session, keyspace: str) -> None:
-    """An index answers only once every node has built it."""
-    deadline = time.monotonic() + _QUERYABLE_SECONDS
-    query = (
-        "SELECT is_queryable FROM system_views.sai_column_indexes"
-        f" WHERE keyspace_name = '{keyspace}' ALLOW FILTERING"
-    )
-    while not all(row[0] for row in session.execute(query)):
-        if time.monotonic() > deadline:
-            raise StoreUnavailable("Cassandra: an index is not built in time")
-        time.sleep(0.1)
 
 
 def _rows(session: Session, query: str) -> list[tuple[Any, ...]]:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -44,7 +43,7 @@ from sendloom.ports import (
 from sendloom.rows import Suppression
 from sendloom.stores.cassandra import QUORUM, SERIAL, InQuestion, Requests, Rows, applied
 from sendloom.stores.ledger.common import Id, answer_of, by_kind, distinct, id_of, next_attempt
-from sendloom.stores.ledger.grounds import Clock, Epochs
+from sendloom.stores.ledger.grounds import Clock, Epochs, Places
 from sendloom.stores.pool import joined
 from sendloom.stores.queries import cql
 
@@ -82,11 +81,18 @@ class CassandraLedger:
     """Implements `FullLedger`."""
 
     def __init__(
-        self, requests: Requests, clock: Clock, epochs: Epochs, *, margin: timedelta = MARGIN
+        self,
+        requests: Requests,
+        clock: Clock,
+        epochs: Epochs,
+        places: Places,
+        *,
+        margin: timedelta = MARGIN,
     ) -> None:
         self._requests = requests
         self._clock = clock
         self._epochs = epochs
+        self._places = places
         self._margin = margin
         self._turns: dict[Key, tuple[asyncio.Lock, int]] = {}
         self._page_epochs: dict[Key, int] = {}
@@ -392,19 +398,24 @@ class CassandraLedger:
         return [row for rows in found for row in rows]
 
     async def of_recipient(self, tenant: str, recipient_id: str, day: date) -> list[ClaimRow]:
-        found = await self._ask("read_person", recipient_id, tenant)
-        of_day = [row for row in found if (at := row[_CLAIMED_AT]) and at.date() == day]
-        of_day.sort(key=itemgetter(_CLAIMED_AT))
-        places = list({row[:5] for row in of_day})
+        scopes = await self._places.of_recipient(tenant, recipient_id, day)
+        asked = (self._ask("read", *_key(scope), [recipient_id]) for scope in scopes)
+        found = await asyncio.gather(*asked)
+        of_day = [
+            (scope, row)
+            for scope, rows in zip(scopes, found, strict=True)
+            for row in rows
+            if (at := row[_CLAIMED_AT]) and at.date() == day
+        ]
+        of_day.sort(key=lambda each: each[1][_CLAIMED_AT])
         said = await asyncio.gather(
-            *(self._ask("read_receipts", *place, [recipient_id]) for place in places)
+            *(self._ask("read_receipts", *_key(scope), [recipient_id]) for scope, _ in of_day)
         )
-        receipts = dict(zip(places, map(_receipts, said), strict=True))
         now = await self._clock.now()
         return [
-            self._shown(row, receipts[row_[:5]])
-            for row_ in of_day
-            for row in self._claim_rows([row_], now)
+            self._shown(row, _receipts(receipts))
+            for (_, each), receipts in zip(of_day, said, strict=True)
+            for row in self._claim_rows([each], now)
         ]
 
     async def receive(self, receipts: Sequence[Receipt]) -> None:

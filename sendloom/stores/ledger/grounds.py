@@ -1,11 +1,12 @@
-"""What a ledger that is not in Postgres still asks Postgres: the time, and the epochs of shards."""
+"""What a ledger that is not in Postgres still asks Postgres: the time, the epochs of shards, and where a person was written to."""
 
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Protocol
 
+from schemas.kinds import Channel
 from sendloom.errors import StoreUnavailable
 from sendloom.ports import ClaimScope
 from sendloom.stores.pool import Pool, PostgresStore
@@ -26,6 +27,12 @@ class Clock(Protocol):
 class Epochs(Protocol):
     async def current(self, scope: ClaimScope) -> int | None:
         """The epoch of the scope's shard and channel; None: nobody has taken one."""
+        ...
+
+
+class Places(Protocol):
+    async def of_recipient(self, tenant: str, recipient_id: str, day: date) -> list[ClaimScope]:
+        """Every partition in which they may have been claimed on that day."""
         ...
 
 
@@ -75,3 +82,15 @@ class PostgresEpochs(PostgresStore):
         at = (scope.tenant, scope.campaign_id, scope.shard, scope.channel)
         epoch: int | None = await self._value(SQL["epoch"], *at)
         return epoch
+
+
+class PostgresPlaces(PostgresStore):
+    """By their decisions, which are indexed by person. The channel may have been another rung's then, so each is named."""
+
+    async def of_recipient(self, tenant: str, recipient_id: str, day: date) -> list[ClaimScope]:
+        rows = await self._fetch(SQL["places_of_recipient"], tenant, recipient_id, day)
+        return [
+            ClaimScope(tenant, frozen_at, campaign_id, shard, page, channel)
+            for frozen_at, campaign_id, shard, page in rows
+            for channel in Channel
+        ]

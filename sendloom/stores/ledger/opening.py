@@ -79,11 +79,14 @@ def ledger_stores(pool: Pool, sealer: Sealer, cassandra: "Connection | None") ->
         RecipientsBeside,
     )
     from sendloom.stores.ledger.cassandra import CassandraLedger
-    from sendloom.stores.ledger.grounds import PostgresClock, PostgresEpochs
+    from sendloom.stores.ledger.grounds import PostgresClock, PostgresEpochs, PostgresPlaces
 
     # A share of the connection for each pool: a campaign's claims never hold up a passcode's.
     ledger = CassandraLedger(
-        Requests(cassandra), PostgresClock(pool, monotonic), PostgresEpochs(pool)
+        Requests(cassandra),
+        PostgresClock(pool, monotonic),
+        PostgresEpochs(pool),
+        PostgresPlaces(pool),
     )
     return LedgerStores(
         ledger=ledger,

@@ -116,6 +116,12 @@ SELECT c.shard, c.page, c.channel,
  WHERE c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3
  ORDER BY c.shard, c.page, c.channel, c.recipient_id, c.send_no, c.device
 
+-- name: places_of_recipient
+-- Where they may have claims of that day, when claims are elsewhere. One still open may have been claimed since it last changed.
+SELECT d.frozen_at, d.campaign_id, d.shard, d.page
+  FROM (SELECT * FROM decisions WHERE person(tenant, recipient_id) = person($1, $2) OFFSET 0) d
+ WHERE d.frozen_at < $3::date + 1 AND (d.changed_at >= $3::date OR d.state IN (0, 1))
+
 -- name: of_shard
 SELECT c.shard, c.page, c.channel,
 -- include: columns
