@@ -250,7 +250,7 @@ async def test_claims_leave_after_ninety_days_and_suppressions_never(
     assert all(89 * 86_400 < ttl <= 90 * 86_400 for ttl in claim)
     kept = session.execute(
         "SELECT TTL(reason) FROM suppressions WHERE tenant = %s AND channel = 'email' AND bucket = %s",
-        (scope.tenant, ord("h") >> 2),
+        (scope.tenant, ord("h") >> 4),
     ).one()
     assert kept[0] is None
 

@@ -597,7 +597,7 @@ class CassandraLedger:
 
 
 _OUTRANKS = frozenset({"complaint", "stop"})
-_HASH_BUCKETS = 64
+_HASH_BUCKETS = 16
 _CONDITIONAL = frozenset(
     name for name, text in CQL.items() if " IF " in f" {' '.join(text.split())} "
 )
@@ -745,8 +745,8 @@ def _order(row: ClaimRow) -> tuple[object, ...]:
 
 
 def _hash_bucket(address_hash: bytes) -> int:
-    """Its first six bits, so buckets are in the order of hashes."""
-    return address_hash[0] >> 2
+    """Its first four bits, so buckets are in the order of hashes."""
+    return address_hash[0] >> 4
 
 
 def _chunks(items: Sequence[Any], size: int = BATCH) -> Iterator[list[Any]]:
