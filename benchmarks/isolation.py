@@ -19,6 +19,7 @@ from benchmarks.sinks import smtp_sink
 from benchmarks.stack import Stack, audience, machine, percentile, seed, stack
 
 PER_SECOND = 20
+HANGING_PER_SECOND = 4
 
 
 class Passcodes:
@@ -108,18 +109,21 @@ def other_tenant(s: Stack) -> str:
     return found
 
 
-async def hang_other_tenant(s: Stack, out: Outside, key: str, count: int) -> None:
+async def hang_other_tenant(s: Stack, out: Outside, key: str, seconds: float) -> None:
+    """Its provider takes every call and answers none; four more a second, so that dozens hang at any time."""
     async with httpx.AsyncClient(timeout=30) as http:
         await http.post(
             f"http://127.0.0.1:{out.http_port}/api/behaviour",
             json={"sms": {"hang_senders": ["+12025550177"]}},
         )
         headers = {"Authorization": f"Bearer {key}"}
-        for n in range(count):
+        for n in range(int(seconds * HANGING_PER_SECOND)):
+            begun = time.monotonic()
             await http.put(f"{s.api_url}/v1/recipients/h{n}", headers=headers,
                            json={"phone": {"address": f"+1202555{9900 + n % 90:04d}", "verified": True}})  # fmt: skip
             await http.post(f"{s.api_url}/v1/passcodes", headers={**headers, "Idempotency-Key": str(uuid4())},
                             json={"recipient_id": f"h{n}", "category": "security.otp", "template_id": "code"})  # fmt: skip
+            await asyncio.sleep(max(0.0, begun + 1 / HANGING_PER_SECOND - time.monotonic()))
 
 
 async def measure(s: Stack, out: Outside, sink: Any, size: int, seconds: float) -> dict[str, Any]:
@@ -151,7 +155,7 @@ async def measure(s: Stack, out: Outside, sink: Any, size: int, seconds: float) 
     # The relay hangs under a campaign: it takes connections and answers nothing more.
     sink._process.send_signal(19)
     await asyncio.to_thread(launch, s, "bench")
-    hanging = asyncio.create_task(hang_other_tenant(s, out, key, 40))
+    hanging = asyncio.create_task(hang_other_tenant(s, out, key, seconds))
     hang = await passcodes.run(people)
     await hanging
     sink._process.send_signal(18)
