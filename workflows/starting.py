@@ -96,6 +96,7 @@ async def work_due(client: Client, due: DueInput, *, rpc_timeout: timedelta | No
         id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
         start_signal="look_again",
         start_signal_args=[LookAgain()],
+        priority=Priority(priority_key=PRIORITY_DEFAULT, fairness_key=due.tenant),
         rpc_timeout=rpc_timeout,
     )
 

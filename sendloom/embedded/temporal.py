@@ -25,6 +25,9 @@ DYNAMIC_CONFIG = {
     # Priorities and the tenant as fairness key inside a lane (LANE-5).
     "matching.useNewMatcher": "true",
     "matching.enableFairness": "true",
+    # Each partition is fair in itself, and which is polled when is chance: of four, one was served last with all it held.
+    "matching.numTaskqueueReadPartitions": "1",
+    "matching.numTaskqueueWritePartitions": "1",
 }
 
 

@@ -400,7 +400,7 @@ async def test_a_replay_after_the_close_is_worked_by_a_due_loop_of_its_own(
     async with serving(temporal_client, world):
         await (await world.start(temporal_client)).result()
         world.waiting = [(await world.now(), Channel.EMAIL)]
-        result: DueResult = await temporal_client.execute_workflow(
+        handle: WorkflowHandle[DueWorkflow, DueResult] = await temporal_client.start_workflow(
             DueWorkflow.run,
             DueInput(
                 tenant="acme",
@@ -417,6 +417,10 @@ async def test_a_replay_after_the_close_is_worked_by_a_due_loop_of_its_own(
             start_signal_args=[LookAgain()],
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         )
+        await eventually(lambda: len(world.sent_due) == 1)
+        # By itself it looks again when the next minute begins.
+        await handle.signal(DueWorkflow.look_again, LookAgain())
+        result = await asyncio.wait_for(handle.result(), 20)
     assert result.waiting == 0
     assert len(world.sent_due) == 1
 
