@@ -254,6 +254,19 @@ class FakeDecisions(Outage):
             self.deliveries.setdefault(row.key, row)
         return stored
 
+    async def insert_page(
+        self, recipient_ids: Sequence[str], cohorts: Sequence[int], like: Sequence[Decision]
+    ) -> bool:
+        await self.reach("insert_page")
+        page = [
+            replace(like[cohort], key=like[cohort].key.model_copy(update={"recipient_id": id}))
+            for id, cohort in zip(recipient_ids, cohorts, strict=True)
+        ]
+        if any(_decision_id(decision.key) in self.decisions for decision in page):
+            return False
+        self.decisions |= {_decision_id(decision.key): decision for decision in page}
+        return True
+
     async def read(self, key: DecisionKey) -> Decision | None:
         await self.reach("read")
         return self.decisions.get(_decision_id(key))

@@ -71,7 +71,7 @@ async def fleet(api_settings: Settings, temporal: Client) -> AsyncIterator[None]
         common = await running.enter_async_context(wiring.shared(api_settings))
         for message_class in SERVED:
             flow = await running.enter_async_context(
-                wiring.flow(api_settings, message_class, temporal)
+                wiring.flow(api_settings, message_class, temporal, common)
             )
             await running.enter_async_context(flow_worker(temporal, message_class, flow, None))
             for channel in (Channel.SMS, Channel.EMAIL):

@@ -93,9 +93,9 @@ async def test_c78_no_activity_of_ours_needs_a_thread(
     message_class: MessageClass, settings: Settings, temporal_client: Client
 ):
     served = []
-    async with wiring.flow(settings, message_class, temporal_client) as activities:
-        served += list(activities)
     async with wiring.shared(settings) as common:
+        async with wiring.flow(settings, message_class, temporal_client, common) as activities:
+            served += list(activities)
         for lane in lanes_of(message_class):
             async with wiring.lane(settings, lane, common) as activities:
                 served += list(activities)

@@ -72,9 +72,9 @@ async def test_every_activity_is_served_where_it_is_asked_for(
     if message_class is MessageClass.SECURITY:
         # A security campaign is refused.
         on_lanes = {name for name in on_lanes if not name.startswith("campaign.")}
-    async with wiring.flow(settings, message_class, temporal_client) as activities:
-        assert on_flow <= names(activities)
     async with wiring.shared(settings) as common:
+        async with wiring.flow(settings, message_class, temporal_client, common) as activities:
+            assert on_flow <= names(activities)
         for lane in lanes_of(message_class):
             async with wiring.lane(settings, lane, common) as activities:
                 served = names(activities)
