@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import uuid5
 
@@ -37,7 +38,7 @@ from schemas.campaigns import (
 )
 from schemas.kinds import CampaignPhase, ControlState, Kind, MessageClass, RecipientState
 from schemas.notifications import DecisionKey
-from sendloom.domain import progress
+from sendloom.domain import progress, segments
 from sendloom.domain.backoff import bucket_of
 from sendloom.domain.ids import NAMESPACE, dead_letter_id
 from sendloom.domain.lanes import lane_for
@@ -79,6 +80,14 @@ _UNDER_WAY = {
 NOT_APPROVED = "not_approved"
 _ALIKE = frozenset(RecipientState) - {RecipientState.DEFERRED, RecipientState.FAILED}
 """What people of one cohort share to the letter: a deferral is spread over minutes, a failure gets a letter each."""
+
+
+class _Cancelled(Exception):
+    """Somebody cancelled the campaign while its audience was being written."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class CampaignActivities:
@@ -124,6 +133,10 @@ class CampaignActivities:
                 return FreezeResult(closed=row.phase, control=control)
             try:
                 frozen = await self._freeze(row)
+            except _Cancelled as cancelled:
+                await self._end(row, CampaignPhase.CANCELLED, cancelled.reason, {"counts": {}})
+                control = await self._control(ref)
+                return FreezeResult(closed=CampaignPhase.CANCELLED, control=control)
             except Refusal as refusal:
                 refused = Refused(code=refusal.code, reason=refusal.detail)
                 await self._end(row, CampaignPhase.FAILED, refused.code, {"detail": refused.reason})
@@ -151,22 +164,48 @@ class CampaignActivities:
             raise Refusal("no_template", "the template has no content for the category's channels")
         for part in parts:
             self._templates.compiled(parts, part.channel, part.locale, row.tenant)
-        await self._write_correction(row)
+        if row.version_id is None:
+            await self._write_audience(row)
         frozen = await self._campaigns.freeze(row.tenant, row.campaign_id, self._now())
         return frozen.model_copy(
             update={"channels": list(channels), "message_class": category.message_class}
         )
 
-    async def _write_correction(self, row: CampaignRow) -> None:
-        """For a correction: the list of who got the other campaign, unless it has been pinned (CAMP-12)."""
+    async def _write_audience(self, row: CampaignRow) -> None:
+        """For a correction the list of who got the other campaign (CAMP-12), for a segment the list of its members (CAMP-2).
+
+        The version's id follows from the campaign's, so that any attempt goes on with what there is.
+        """
         spec = CampaignSpec.model_validate(dict(row.spec))
-        if spec.sent_of is None or row.version_id is not None:
+        if spec.sent_of is not None:
+            source = await self._campaigns.get(row.tenant, spec.sent_of)
+            if source is None:
+                raise Refusal("unknown_campaign", "the campaign to correct is gone")
+            version_id = uuid5(NAMESPACE, f"{row.campaign_id}/sent of {spec.sent_of}")
+            writing = partial(self._audiences.write_sent, source=source)
+        elif spec.segment is not None:
+            version_id = uuid5(NAMESPACE, f"{row.campaign_id}/segment")
+            segment = segments.parse(spec.segment.definition)
+            writing = partial(self._audiences.write_segment, segment=segment)
+        else:
             return
-        source = await self._campaigns.get(row.tenant, spec.sent_of)
-        if source is None:
-            raise Refusal("unknown_campaign", "the campaign to correct is gone")
-        version_id = uuid5(NAMESPACE, f"{row.campaign_id}/sent of {spec.sent_of}")
-        await self._audiences.write_sent(row.tenant, row.list_id, version_id, source)
+
+        async def between() -> None:
+            if activity.is_worker_shutdown():
+                raise Transient("this worker stops; another goes on after the last chunk")
+            control = await self._campaigns.control(row.tenant, row.campaign_id)
+            if control.state is ControlState.CANCELLED:
+                raise _Cancelled(control.reason or "cancelled")
+
+        try:
+            version = await writing(row.tenant, row.list_id, version_id, between=between)
+        except _Cancelled:
+            await self._audiences.fail(row.tenant, version_id, "cancelled")
+            raise
+        if version.state == "failed" and spec.segment is not None and not version.size:
+            raise Refusal(
+                "segment_empty", f"nobody was in segment {spec.segment.segment_id} at launch"
+            )
 
     @activity.defn(name="campaign.preflight")
     async def preflight(self, ref: CampaignRef) -> PreflightReport:

@@ -14,11 +14,18 @@ from sendloom.ports import CampaignStore, Member
 
 
 async def examine(
-    ground: Ground, campaigns: CampaignStore, now: datetime, asked_rate: float | None
+    ground: Ground,
+    campaigns: CampaignStore,
+    now: datetime,
+    asked_rate: float | None,
+    sample: Sequence[Member] | None = None,
 ) -> PreflightReport:
-    """Renders a sample of the audience and works out when it would end. Changes nothing."""
+    """Renders a sample of the audience (drawn from its list unless given) and works out when it would end. Changes nothing."""
     row = ground.row
-    sample = await campaigns.sample(row.tenant, row.category, ground.version_id, preflight.SAMPLE)
+    if sample is None:
+        sample = await campaigns.sample(
+            row.tenant, row.category, ground.version_id, preflight.SAMPLE
+        )
     rehearsal = preflight.rehearse(_specimens(ground, sample), ground.template, row.variables)
     size = row.size or 0
     forecast = preflight.forecast(

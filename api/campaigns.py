@@ -25,6 +25,7 @@ from api.deps import (
     PartsDep,
 )
 from api.notifications import take_on
+from api.segments import require_segment
 from api.timing import timely, within
 from api.views import may_see
 from schemas.api import (
@@ -48,6 +49,7 @@ from schemas.campaigns import (
     Control,
     ControlSignal,
     DueInput,
+    PinnedSegment,
     PreflightReport,
 )
 from schemas.content import CampaignContent
@@ -59,10 +61,13 @@ from schemas.kinds import (
     MessageClass,
     RecipientState,
 )
+from sendloom.domain.preflight import SAMPLE
 from sendloom.domain.quiet_hours import parse_window
+from sendloom.domain.segments import parse
 from sendloom.domain.wall_time import parse_local
 from sendloom.errors import Refusal
-from sendloom.ports import AcceptedRow, CampaignRow, Category
+from sendloom.ports import AcceptedRow, CampaignRow, Category, Member
+from sendloom.rows import SegmentLook
 
 router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
 
@@ -90,6 +95,7 @@ async def create(
 
 async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[AcceptedRow, bool]:
     caller = ask.caller
+    segment: PinnedSegment | None = None
 
     async def read() -> Found:
         found = await accept.find(parts, caller, body.category, body.template_id, None)
@@ -99,9 +105,12 @@ async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[Accep
                 f"{body.category} is {found.category.message_class}",
                 field="category",
             )
+        nonlocal segment
         if body.audience is None:
             await _list_of(parts, caller, body)
-        else:
+        elif body.audience.segment is not None:
+            segment = await _segment(parts, caller, body.audience.segment)
+        elif body.audience.sent_of is not None:
             await _source(parts, caller, body.audience.sent_of)
         return found
 
@@ -114,13 +123,14 @@ async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[Accep
                 "the template has no content for the category's channels",
                 field="template_id",
             )
-        spec = _spec(ask.now, body)
+        spec = _spec(ask.now, body, segment)
         expires_at = _expiry(ask.now, body, category)
         list_id = body.list_id
         if list_id is None:
             # A list of its own; its only version is written at launch.
-            list_id = f"sent-of-{ask.id}"
-            await parts.lists.create(caller.id, list_id, f"correction: {body.name}"[:200])
+            kind, what = ("sent-of", "correction") if segment is None else ("segment", "segment")
+            list_id = f"{kind}-{ask.id}"
+            await parts.lists.create(caller.id, list_id, f"{what}: {body.name}"[:200])
         given = CampaignInput(
             tenant=caller.id,
             mode=caller.mode,
@@ -170,6 +180,13 @@ async def _list_of(parts: Parts, caller: Caller, body: CampaignRequest) -> UUID:
     return found.current_version
 
 
+async def _segment(parts: Parts, caller: Caller, segment_id: str) -> PinnedSegment:
+    row = await require_segment(parts, caller, segment_id)
+    return PinnedSegment(
+        segment_id=row.segment_id, version=row.version, definition=dict(row.definition)
+    )
+
+
 async def _source(parts: Parts, caller: Caller, id: UUID) -> tuple[CampaignRow, int]:
     """The campaign that a correction follows, and how many got it."""
     row = await parts.campaigns.get(caller.id, id)
@@ -187,7 +204,9 @@ async def _source(parts: Parts, caller: Caller, id: UUID) -> tuple[CampaignRow, 
 _WESTERNMOST = timezone(timedelta(hours=-12))
 
 
-def _spec(now: datetime, body: CampaignRequest) -> CampaignSpec:
+def _spec(
+    now: datetime, body: CampaignRequest, segment: PinnedSegment | None = None
+) -> CampaignSpec:
     if body.window is not None:
         parse_window(body.window)
     if body.deadline is not None and body.deadline <= max(now, body.send_at or now):
@@ -213,6 +232,7 @@ def _spec(now: datetime, body: CampaignRequest) -> CampaignSpec:
         deadline=body.deadline.astimezone(UTC) if body.deadline else None,
         rate_per_second=body.rate_per_second,
         sent_of=body.audience.sent_of if body.audience else None,
+        segment=segment,
     )
 
 
@@ -234,13 +254,23 @@ async def preflight(body: CampaignRequest, caller: Campaigner, parts: PartsDep) 
         raise Refusal(
             "marketing_only", f"{body.category} is {found.category.message_class}", field="category"
         )
+    version_id: UUID | None
+    sample: list[Member] | None = None
+    warnings: list[str] = []
     if body.audience is None:
         version_id = await _list_of(parts, caller, body)
         version = await parts.lists.version(caller.id, version_id)
         size = (version.size if version else None) or 0
+    elif body.audience.segment is not None:
+        # It is written out at launch; until then there is no list, and the first of its members stand for all.
+        version_id = uuid4()
+        look, sample = await _members(parts, caller, body.category, body.audience.segment)
+        size = look.members
+        if not look.complete:
+            warnings.append(f"the segment was counted over {look.scanned} recipients only")
     else:
+        assert body.audience.sent_of is not None
         source, size = await _source(parts, caller, body.audience.sent_of)
-        assert source.version_id is not None
         version_id = source.version_id
     tried = CampaignRow(
         tenant=caller.id,
@@ -266,7 +296,29 @@ async def preflight(body: CampaignRequest, caller: Campaigner, parts: PartsDep) 
         last_send_at=None,
     )
     grounds = Grounds(parts.campaigns, parts.catalog, Templates(parts.catalog))
-    return await examine(await grounds.under(tried), parts.campaigns, now, None)
+    report = await examine(await grounds.under(tried), parts.campaigns, now, None, sample)
+    return report.model_copy(update={"warnings": [*report.warnings, *warnings]})
+
+
+async def _members(
+    parts: Parts, caller: Caller, category: str, segment_id: str
+) -> tuple[SegmentLook, list[Member]]:
+    """Of a segment as it is now: a bounded count, and the first of them.
+
+    Raises:
+        Refusal: `unknown_segment`, `segment_empty`.
+    """
+    segment = parse((await require_segment(parts, caller, segment_id)).definition)
+    look = await parts.segments.look(caller.id, segment, SAMPLE)
+    if not look.members and look.complete:
+        raise Refusal(
+            "segment_empty",
+            f"nobody is in segment {segment_id}",
+            field="audience.segment",
+            status=409,
+        )
+    people = await parts.people.people(caller.id, category, look.first, False)
+    return look, [Member(id, {}, p) for id, p in zip(look.first, people, strict=True)]
 
 
 @router.post("/test", status_code=202)
@@ -352,6 +404,8 @@ async def _status(parts: Parts, row: CampaignRow, *, reasons: bool = True) -> Ca
         template_id=row.template_id,
         template_version=row.template_version,
         list_id=row.list_id,
+        segment=spec.segment.segment_id if spec.segment else None,
+        segment_version=spec.segment.version if spec.segment else None,
         phase=row.phase,
         reason=row.reason,
         control=control.state,

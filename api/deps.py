@@ -10,7 +10,7 @@ from fastapi.security import HTTPBearer
 from api.auth import Caller, Scope, authenticate
 from api.compiled import CompiledTemplates
 from api.limits import DEFAULT_PER_SECOND, Limiter, Load
-from api.ports import Audit, Catalog, Limits, Lists, Recipients, Triggers, Workflows
+from api.ports import Audit, Catalog, Limits, Lists, Recipients, Segments, Triggers, Workflows
 from api.timing import within
 from schemas.api import IDEMPOTENCY_HEADER
 from schemas.kinds import Channel
@@ -50,6 +50,7 @@ class Parts:
     campaigns: CampaignStore
     recipients: Recipients
     lists: Lists
+    segments: Segments
     limits: Limits
     audit: Audit
     schedules: ScheduleStore

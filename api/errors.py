@@ -75,6 +75,9 @@ PROBLEMS: dict[str, ProblemKind] = {
     "unknown_recipient": ProblemKind(
         422, "Unknown recipient", "Create it with `PUT /v1/recipients/{recipient}`."
     ),
+    "unknown_segment": ProblemKind(
+        422, "Unknown segment", "Create it with `PUT /v1/segments/{segment}`."
+    ),
     "unknown_list": ProblemKind(422, "Unknown list", "Create it with `PUT /v1/lists/{list}`."),
     # The shape of a request
     "body_too_large": ProblemKind(
@@ -223,6 +226,31 @@ PROBLEMS: dict[str, ProblemKind] = {
     "bad_ladder": ProblemKind(422, "Ladder not valid", "Name each channel once."),
     "bad_cap": ProblemKind(
         422, "Cap not valid", "See `sendloom/domain/frequency.py`: {scope, per, limit}."
+    ),
+    # Segments and attributes
+    "segment_invalid": ProblemKind(
+        422,
+        "Not a segment",
+        "Correct the condition that `field` names; see docs/adr/0006-segments.md.",
+    ),
+    "segment_too_deep": ProblemKind(
+        422, "Segment nested too deep", "Nest conditions at most 8 deep."
+    ),
+    "segment_too_large": ProblemKind(
+        422, "Segment too large", "Use at most 100 conditions and 1,000 values in lists."
+    ),
+    "segment_empty": ProblemKind(
+        409,
+        "Nobody is in the segment",
+        "Preview it; nobody was in it when the campaign was launched.",
+    ),
+    "attribute_invalid": ProblemKind(
+        422,
+        "Attribute not valid",
+        "Names are letters, digits, `.`, `_` and `-`; values are strings up to 256 characters, numbers or booleans.",
+    ),
+    "too_many_attributes": ProblemKind(
+        422, "Too many attributes", "Keep at most 64 attributes of a recipient."
     ),
     # Lists
     "list_not_ready": ProblemKind(

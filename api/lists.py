@@ -29,7 +29,7 @@ from sendloom.domain.csv_lines import CsvParser
 from sendloom.domain.ids import NAMESPACE
 from sendloom.domain.list_lines import ListRow, NdjsonParser, Parsed, Reading
 from sendloom.errors import Refusal
-from sendloom.ports import ListVersion
+from sendloom.ports import WRITTEN, ListVersion
 from sendloom.rows import ChunkRecord
 
 router = APIRouter(prefix="/v1/lists", tags=["lists"])
@@ -124,7 +124,7 @@ async def put_chunk(
     NDJSON: `{"recipient_id", "email", "phone", "locale", "zone", "consent", "variables"}` a line. CSV: every chunk begins with
     the header line; columns of the same names, and every other column is a variable.
     """
-    version = await _find(parts, caller, list_id, version_id)
+    version = await _uploaded(parts, caller, list_id, version_id)
     _require_media(request, version.format)
     data = await request.body()
     sha256 = hashlib.sha256(data).digest()
@@ -208,7 +208,7 @@ async def make_ready(
     list_id: ListId, version_id: UUID, caller: Campaigner, parts: PartsDep
 ) -> VersionAnswer:
     """No more chunks: fix the order, for ever. An upload without one good line has failed."""
-    await _find(parts, caller, list_id, version_id)
+    await _uploaded(parts, caller, list_id, version_id)
     chunks = await parts.lists.chunks(caller.id, version_id)
     missing = sorted(set(range(len(chunks))) - {c.chunk for c in chunks})
     if missing:
@@ -234,6 +234,16 @@ async def _find(parts: Parts, caller: Caller, list_id: str, version_id: UUID) ->
     if version is None or version.list_id != list_id:
         raise Refusal(
             "not_found", f"there is no version {version_id} of list {list_id}", status=404
+        )
+    return version
+
+
+async def _uploaded(parts: Parts, caller: Caller, list_id: str, version_id: UUID) -> ListVersion:
+    """One that callers fill; what a launch writes is nobody else's to add to or to end."""
+    version = await _find(parts, caller, list_id, version_id)
+    if version.format == WRITTEN:
+        raise Refusal(
+            "version_closed", "this list version is written by its campaign's launch", status=409
         )
     return version
 

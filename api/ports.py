@@ -12,6 +12,7 @@ from schemas.campaigns import ControlSignal, DueInput
 from schemas.kinds import Channel
 from schemas.notifications import CheckResult, Due
 from sendloom.domain.list_lines import ListRow
+from sendloom.domain.segments import Segment
 from sendloom.ports import AcceptedRow, CatalogStore, Category, ListVersion, ScheduleRow
 from sendloom.rows import (
     AuditEntry,
@@ -22,6 +23,8 @@ from sendloom.rows import (
     Preference,
     RecipientRow,
     RecipientWrite,
+    SegmentLook,
+    SegmentRecord,
     StoredKey,
     Suppression,
     TemplateVersion,
@@ -227,6 +230,22 @@ class Lists(Protocol):
         Raises:
             Refusal: `unknown_version`.
         """
+        ...
+
+
+class Segments(Protocol):
+    async def put(
+        self, tenant: str, segment_id: str, name: str, definition: Any, by: str
+    ) -> SegmentRecord: ...
+
+    async def get(self, tenant: str, segment_id: str) -> SegmentRecord | None: ...
+
+    async def recent(self, tenant: str, limit: int, after: str = "") -> list[SegmentRecord]: ...
+
+    async def delete(self, tenant: str, segment_id: str) -> bool: ...
+
+    async def look(self, tenant: str, segment: Segment, first: int) -> SegmentLook:
+        """A bounded count, with the ids of the first so many members."""
         ...
 
 

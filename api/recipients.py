@@ -26,6 +26,7 @@ from schemas.kinds import Channel, Kind
 from sendloom.domain.addresses import normalise
 from sendloom.domain.list_lines import check_recipient_id
 from sendloom.domain.locales import validate_locale
+from sendloom.domain.segments import check_attributes
 from sendloom.domain.zones import validate_zone
 from sendloom.errors import Refusal
 from sendloom.rows import AddressWrite, RecipientRow, RecipientWrite, StoredAddress
@@ -42,6 +43,7 @@ async def put(
 ) -> RecipientAnswer:
     """Create one, or change what is given; an address left out stays as it is."""
     check_recipient_id(recipient_id)
+    check_attributes(body.attributes)
     write = RecipientWrite(
         recipient_id,
         locale=validate_locale(body.locale) if body.locale is not None else None,

@@ -31,6 +31,7 @@ from sendloom.stores.passcodes import PostgresPasscodes
 from sendloom.stores.pool import Pool, open_pool
 from sendloom.stores.redis_client import DOWN, Redis
 from sendloom.stores.schedules import PostgresSchedules, PostgresSeries
+from sendloom.stores.segments import PostgresSegments
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ async def parts(
             campaigns=s.campaigns,
             recipients=s.recipients,
             lists=PostgresLists(uploads, sealer),
+            # A look at everybody is no accept's business to wait for.
+            segments=PostgresSegments(uploads),
             limits=PostgresLimits(pool),
             audit=PostgresAudit(pool),
             schedules=PostgresSchedules(pool, sealer),

@@ -33,6 +33,7 @@ RecipientId = Annotated[str, StringConstraints(pattern=ID)]
 CategoryName = Annotated[str, StringConstraints(pattern=NAME)]
 TemplateName = Annotated[str, StringConstraints(pattern=NAME)]
 ListName = Annotated[str, StringConstraints(pattern=NAME)]
+SegmentName = Annotated[str, StringConstraints(pattern=NAME)]
 DeviceId = Annotated[str, StringConstraints(pattern=ID)]
 CorrelationId = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Locale = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*$")]
@@ -163,9 +164,18 @@ class CancelBody(Request):
 
 
 class AudienceOf(Request):
-    """Exactly those who got an earlier campaign, for a correction."""
+    """An audience that is written out as a list when the campaign is launched."""
 
-    sent_of: UUID
+    sent_of: UUID | None = None
+    """Exactly those who got an earlier campaign, for a correction."""
+    segment: SegmentName | None = None
+    """Who is in it at launch, by the definition it has now."""
+
+    @model_validator(mode="after")
+    def _one(self) -> "AudienceOf":
+        if (self.sent_of is None) == (self.segment is None):
+            raise ValueError("give exactly one of sent_of and segment")
+        return self
 
 
 class CampaignRequest(Request):
@@ -326,6 +336,9 @@ class CampaignStatus(Wire):
     template_id: str
     template_version: int
     list_id: str
+    segment: str | None = None
+    """What the list was, or is yet to be, written from."""
+    segment_version: int | None = None
     phase: CampaignPhase
     reason: str = ""
     control: ControlState
@@ -581,6 +594,47 @@ class VersionAnswer(Wire):
     errors: tuple[LineError, ...] = ()
 
 
+# --- segments -------------------------------------------------------------------------------------------------------
+
+
+class SegmentRequest(Request):
+    """`definition` is a tree: `{"all": […]}`, `{"any": […]}`, `{"not": …}` over `{"attribute": "plan", "eq": "pro"}` (or `ne`,
+    `in`, `exists`, `lt`, `lte`, `gt`, `gte`), `{"locale": "de"}`, `{"zone": "Europe/Berlin"}`, `{"has_channel": "email"}`.
+
+    A comparison with an attribute that is missing, or of another type than the value, is false before `not` is applied.
+    """
+
+    name: Annotated[str, StringConstraints(max_length=200)] = ""
+    definition: dict[str, Any]
+
+
+class SegmentAnswer(Wire):
+    """`version` counts changes of the definition."""
+
+    segment_id: str
+    name: str
+    definition: dict[str, Any]
+    version: int
+    created_at: datetime
+    created_by: str
+    updated_at: datetime
+    updated_by: str
+
+
+class SegmentPreviewRequest(Request):
+    definition: dict[str, Any]
+
+
+class SegmentPreview(Wire):
+    """How many of the recipients scanned are in it. Not `complete`: there are more recipients than were scanned."""
+
+    members: int
+    scanned: int
+    complete: bool
+    examples: list[str] = []
+    """Ids of the first of them."""
+
+
 # --- recipients -----------------------------------------------------------------------------------------------------
 
 
@@ -598,6 +652,7 @@ class RecipientRequest(Request):
     zone: str | None = None
     """An IANA name, never an offset."""
     attributes: dict[str, Any] = {}
+    """To choose them by in segments: at most 64, each a string (up to 256 characters), a number or a boolean. Not sealed."""
     internal: bool = False
     """May receive test sends."""
     email: AddressBody | None = None

@@ -1,7 +1,7 @@
 """What travels for a campaign: references and counts, never recipients."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from schemas.kinds import (
@@ -16,6 +16,14 @@ from schemas.kinds import (
 from schemas.wire import Wire
 
 Counts = dict[RecipientState, int]
+
+
+class PinnedSegment(Wire):
+    """A segment as it was when the campaign was created; what becomes of it later changes nothing."""
+
+    segment_id: str
+    version: int
+    definition: dict[str, Any]
 
 
 class CampaignSpec(Wire):
@@ -34,6 +42,8 @@ class CampaignSpec(Wire):
     rate_per_second: float | None = None
     sent_of: UUID | None = None
     """A correction: the audience is who got this campaign, written down as a list at launch."""
+    segment: PinnedSegment | None = None
+    """The audience is who is in it at launch, written down as a list."""
 
 
 class CampaignRef(Wire):

@@ -5,7 +5,7 @@ never raise for what a provider or the network did: they answer with a `CallOutc
 reads by id alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from enum import StrEnum
@@ -38,6 +38,7 @@ from schemas.schedules import (
 )
 from sendloom.domain.guard_rails import Tally
 from sendloom.domain.outcomes import Cause
+from sendloom.domain.segments import Segment
 
 if TYPE_CHECKING:
     from sendloom.rows import Suppression
@@ -870,15 +871,43 @@ class ListVersion:
     created_at: datetime
 
 
+WRITTEN = "written"
+"""The format of a version that nobody uploads: we write it at launch."""
+Between = Callable[[], Awaitable[None]]
+"""Called before every chunk; what it raises stops the writing, and a repeat goes on with it."""
+
+
 class Audiences(Protocol):
+    """Audiences that are written out as a list version when a campaign is launched."""
+
     async def write_sent(
-        self, tenant: str, list_id: str, version_id: UUID, source: CampaignRow
+        self,
+        tenant: str,
+        list_id: str,
+        version_id: UUID,
+        source: CampaignRow,
+        between: Between = ...,
     ) -> ListVersion:
         """A list version of exactly those who got a campaign; a repeat finds it done.
 
         Raises:
             Refusal: `campaign_not_frozen`.
         """
+        ...
+
+    async def write_segment(
+        self,
+        tenant: str,
+        list_id: str,
+        version_id: UUID,
+        segment: Segment,
+        between: Between = ...,
+    ) -> ListVersion:
+        """A list version of who is in a segment, chunk by chunk; a repeat goes on after the last chunk, or finds it done."""
+        ...
+
+    async def fail(self, tenant: str, version_id: UUID, reason: str) -> bool:
+        """It is not gone on with; what was written goes."""
         ...
 
 

@@ -151,6 +151,30 @@ class ListRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """`version` counts changes of the definition."""
+
+    segment_id: str
+    name: str
+    definition: Mapping[str, Any]
+    version: int
+    created_at: datetime
+    created_by: str
+    updated_at: datetime
+    updated_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLook:
+    """How many of those scanned are in it. `complete`: that was everybody."""
+
+    members: int
+    scanned: int
+    complete: bool
+    first: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkRecord:
     """What one uploaded chunk came to. `errors`: the first 100, as {line, column, code, detail}."""
 

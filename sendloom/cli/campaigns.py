@@ -42,6 +42,9 @@ _List = Annotated[str | None, typer.Option("--list", help="A list with a ready v
 _SentOf = Annotated[
     UUID | None, typer.Option("--sent-of", help="Instead of a list: who got this campaign.")
 ]
+_Segment = Annotated[
+    str | None, typer.Option("--segment", help="Instead of a list: who is in this at launch.")
+]
 _SendAt = Annotated[
     str | None, typer.Option("--send-at", help="Not before: 2026-01-15T09:00:00+01:00.")
 ]
@@ -61,6 +64,11 @@ _ExpiresAt = Annotated[str | None, typer.Option("--expires-at", help="Nothing is
 _Rate = Annotated[float | None, typer.Option("--rate", help="Recipients a second.")]
 
 
+def _audience(sent_of: UUID | None, segment: str | None) -> "dict[str, object] | None":
+    named = {"sent_of": sent_of, "segment": segment}
+    return {name: value for name, value in named.items() if value is not None} or None
+
+
 @campaign_app.command("create")
 def create(
     name: _Name,
@@ -68,6 +76,7 @@ def create(
     template: _Template,
     list_id: _List = None,
     sent_of: _SentOf = None,
+    segment: _Segment = None,
     var: Variable = None,
     send_at: _SendAt = None,
     local_time: _LocalTime = None,
@@ -86,7 +95,7 @@ def create(
         category=category,
         template_id=template,
         list_id=list_id,
-        audience=None if sent_of is None else {"sent_of": sent_of},
+        audience=_audience(sent_of, segment),
         variables=variables(var),
         send_at=send_at,
         local_time=local_time,
@@ -111,6 +120,7 @@ def preflight(
     template: _Template,
     list_id: _List = None,
     sent_of: _SentOf = None,
+    segment: _Segment = None,
     var: Variable = None,
     send_at: _SendAt = None,
     local_time: _LocalTime = None,
@@ -127,7 +137,7 @@ def preflight(
         category=category,
         template_id=template,
         list_id=list_id,
-        audience=None if sent_of is None else {"sent_of": sent_of},
+        audience=_audience(sent_of, segment),
         variables=variables(var),
         send_at=send_at,
         local_time=local_time,

@@ -336,6 +336,32 @@ def replay_campaign(
     )
 
 
+def put_segment(
+    segment_id: str, definition: Mapping[str, Any], name: str = ""
+) -> Call[api.SegmentAnswer]:
+    """Create it, or change it in place; campaigns created before keep what it was."""
+    body = api.SegmentRequest(name=name, definition=dict(definition))
+    return _send("PUT", _path("segments", segment_id), _reads(api.SegmentAnswer), body)
+
+
+def get_segment(segment_id: str) -> Call[api.SegmentAnswer]:
+    return _get(_path("segments", segment_id), api.SegmentAnswer)
+
+
+def segments(limit: int = 100, after: str | None = None) -> Call[Page[api.SegmentAnswer]]:
+    return _get(_path("segments"), Page[api.SegmentAnswer], limit=limit, after=after)
+
+
+def delete_segment(segment_id: str) -> Call[None]:
+    return _send("DELETE", _path("segments", segment_id), _nothing)
+
+
+def preview_segment(definition: Mapping[str, Any]) -> Call[api.SegmentPreview]:
+    """A bounded count of who is in it now."""
+    body = api.SegmentPreviewRequest(definition=dict(definition))
+    return _send("POST", _path("segments", "preview"), _reads(api.SegmentPreview), body)
+
+
 def put_list(list_id: str, name: str = "") -> Call[api.ListAnswer]:
     return _send("PUT", _path("lists", list_id), _reads(api.ListAnswer), api.ListRequest(name=name))
 

@@ -100,6 +100,12 @@ class _Operations:
     make_ready = _Operation(calls.make_ready)
     list_version = _Operation(calls.list_version)
 
+    put_segment = _Operation(calls.put_segment)
+    get_segment = _Operation(calls.get_segment)
+    segments = _Operation(calls.segments)
+    delete_segment = _Operation(calls.delete_segment)
+    preview_segment = _Operation(calls.preview_segment)
+
     put_recipient = _Operation(calls.put_recipient)
     recipient = _Operation(calls.recipient)
     erase_recipient = _Operation(calls.erase_recipient)

@@ -10,12 +10,14 @@ from uuid import UUID
 from schemas.kinds import Channel, RecipientState
 from sendloom.domain.list_lines import ListRow
 from sendloom.domain.outcomes import RECIPIENT_CODE
+from sendloom.domain.segments import Segment
 from sendloom.errors import Refusal
-from sendloom.ports import CampaignRow, ListVersion, Sealer
+from sendloom.ports import WRITTEN, Between, CampaignRow, ListVersion, Sealer
 from sendloom.rows import AddressWrite, ChunkRecord, Consent, ListRecord, RecipientWrite
 from sendloom.stores.pool import BULK, STATEMENT, Connection, Pool, PostgresStore, Record, or_none
 from sendloom.stores.queries import load
 from sendloom.stores.recipients import write_addresses, write_consents, write_recipients
+from sendloom.stores.segment_sql import with_segment
 
 SQL = load("lists.sql")
 
@@ -30,8 +32,14 @@ EMPTY = "empty"
 ABANDONED = "abandoned"
 _SHARD_ROWS = 50_000
 """Rows of a campaign that one statement looks at for a correction."""
+SCAN_CHUNK = 5_000
+"""Recipients that one transaction looks at for a segment, whoever of them is in it."""
 PLACING = 600.0
 """Seconds. The step to ready orders and writes the whole list."""
+
+
+async def _nothing() -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +62,17 @@ def shape(size: int, page_size: int = PAGE_SIZE) -> Shape:
 class PostgresLists(PostgresStore):
     """Everything about lists but sending to them."""
 
-    def __init__(self, pool: Pool, sealer: Sealer, page_size: int = PAGE_SIZE) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        sealer: Sealer,
+        page_size: int = PAGE_SIZE,
+        scan_chunk: int = SCAN_CHUNK,
+    ) -> None:
         super().__init__(pool)
         self._sealer = sealer
         self._page_size = page_size
+        self._scan_chunk = scan_chunk
 
     async def create(self, tenant: str, list_id: str, name: str = "") -> None:
         """If absent; a name given replaces the one there."""
@@ -195,16 +210,21 @@ class PostgresLists(PostgresStore):
         return ready
 
     async def write_sent(
-        self, tenant: str, list_id: str, version_id: UUID, source: CampaignRow
+        self,
+        tenant: str,
+        list_id: str,
+        version_id: UUID,
+        source: CampaignRow,
+        between: Between = _nothing,
     ) -> ListVersion:
         if source.frozen_at is None or source.version_id is None:
             raise Refusal("campaign_not_frozen", "that campaign was never launched", status=409)
-        await self.create(tenant, list_id)
-        version = await self.start_version(tenant, list_id, version_id, "ndjson")
+        version = await self._begin(tenant, list_id, version_id, between)
         if version.state == "uploading":
             shards, size = source.shards or 0, source.size or 0
             step = max(1, _SHARD_ROWS * shards // max(size, 1))
             for first in range(0, shards, step):
+                await between()
                 await self._execute(
                     SQL["stage_sent"],
                     tenant,
@@ -219,6 +239,58 @@ class PostgresLists(PostgresStore):
                 )
             version = await self.make_ready(tenant, version_id)
         return version
+
+    async def write_segment(
+        self,
+        tenant: str,
+        list_id: str,
+        version_id: UUID,
+        segment: Segment,
+        between: Between = _nothing,
+    ) -> ListVersion:
+        version = await self._begin(tenant, list_id, version_id, between)
+        if version.state == "uploading":
+            while not await self._scan_on(tenant, version_id, segment):
+                await between()
+            version = await self.make_ready(tenant, version_id)
+        return version
+
+    async def _begin(
+        self, tenant: str, list_id: str, version_id: UUID, between: Between
+    ) -> ListVersion:
+        """The version, to be written or written already. One that was given up for nobody going on with it is begun again."""
+        await between()
+        await self.create(tenant, list_id)
+        version = await self.start_version(tenant, list_id, version_id, WRITTEN)
+        if version.state == "failed" and version.reason == ABANDONED:
+            await self._execute(SQL["begin_again"], tenant, version_id, ABANDONED)
+            version = await self.start_version(tenant, list_id, version_id, WRITTEN)
+        return version
+
+    async def _scan_on(self, tenant: str, version_id: UUID, segment: Segment) -> bool:
+        """One chunk and its cursor, in one transaction; whether there is nothing left to scan.
+
+        The lock makes an attempt that was thought dead and its successor take turns: each goes on from the cursor it finds.
+        """
+        async with self._transaction() as connection:
+            at = await connection.fetchrow(SQL["lock_scan"], tenant, version_id, timeout=BULK)
+            if at is None or at["state"] != "uploading" or at["scanned_all"]:
+                return True
+            sql, args = with_segment(
+                SQL["stage_segment"],
+                segment,
+                tenant,
+                version_id,
+                at["scanned_to"],
+                self._scan_chunk,
+            )
+            found = await connection.fetchrow(sql, *args, timeout=BULK)
+            assert found is not None
+            done = bool(found["scanned"] < self._scan_chunk)
+            await connection.execute(
+                SQL["scanned"], tenant, version_id, found["last"], done, timeout=STATEMENT
+            )
+        return done
 
     async def fail(self, tenant: str, version_id: UUID, reason: str) -> bool:
         """An upload that cannot go on; what was staged is dropped."""

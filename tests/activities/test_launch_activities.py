@@ -1,17 +1,21 @@
 """Preflight and approval over a real database: what they read, what they write, whom they look at."""
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
 
 from schemas.campaigns import PreflightReport
 from schemas.kinds import CampaignPhase, ControlState
-from tests.campaign_fakes import CATEGORY, TENANT, CampaignStage, a_stage
+from sendloom.domain.segments import Segment
+from sendloom.stores.lists import PostgresLists
+from sendloom.stores.recipients import PostgresRecipients
+from tests.campaign_fakes import CATEGORY, TENANT, CampaignStage, a_stage, address_of
 
 
 @pytest_asyncio.fixture
@@ -183,6 +187,143 @@ async def test_a_correction_of_what_nobody_got_is_refused_at_launch(stage: Campa
     result = await stage.run(stage.plan_activities().freeze, stage.ref)
     assert result.refused is not None
     assert result.refused.code == "list_empty"
+
+
+# --- segments -------------------------------------------------------------------------------------------------------------
+
+
+EVEN = {"attribute": "even", "eq": True}
+
+
+async def to_a_segment(
+    stage: CampaignStage, size: int, definition: Any = EVEN, page_size: int = 4
+) -> None:
+    """A campaign to a segment, not launched yet. Recipients with an even number have the attribute."""
+    await stage.set_up(size, page_size=page_size, declared={"first_name": {"default": "you"}})
+    await stage.pool.execute(
+        "UPDATE recipients SET attributes = jsonb_build_object('even', right(recipient_id, 1)::int % 2 = 0)"
+    )
+    pinned = {"segment_id": "even", "version": 3, "definition": definition}
+    await stage.insert(segment=pinned)
+    await stage.pool.execute("UPDATE campaigns SET list_id = 'segment-x'")
+
+
+class Interrupted(PostgresLists):
+    """Something happens before the n-th chunk of a segment is scanned."""
+
+    def __init__(self, stage: CampaignStage, chunk: int, then: Callable[[], Awaitable[None]]):
+        super().__init__(stage.pool, stage.sealer, page_size=4, scan_chunk=5)
+        self._left = chunk
+        self._then = then
+
+    async def _scan_on(self, tenant: str, version_id: UUID, segment: Segment) -> bool:
+        self._left -= 1
+        if self._left == 0:
+            await self._then()
+        return await super()._scan_on(tenant, version_id, segment)
+
+
+def audiences(stage: CampaignStage) -> PostgresLists:
+    return PostgresLists(stage.pool, stage.sealer, page_size=4, scan_chunk=5)
+
+
+async def members(stage: CampaignStage) -> list[str]:
+    row = await stage.row()
+    assert row.version_id is not None
+    found = await stage.pool.fetch(
+        "SELECT recipient_id FROM list_rows WHERE version_id = $1 ORDER BY shard, page, recipient_id",
+        row.version_id,
+    )
+    return [row["recipient_id"] for row in found]
+
+
+def evens(size: int) -> list[str]:
+    return [f"r{n:06d}" for n in range(0, size, 2)]
+
+
+async def test_a_worker_that_dies_while_it_writes_a_segment_is_followed_by_one_that_goes_on(
+    stage: CampaignStage,
+):
+    await to_a_segment(stage, 23)
+
+    async def die() -> None:
+        raise asyncio.CancelledError
+
+    dying = stage.plan_activities(audiences=Interrupted(stage, 3, die))
+    with pytest.raises(asyncio.CancelledError):
+        await stage.run(dying.freeze, stage.ref)
+    assert await stage.pool.fetchval(
+        "SELECT scanned_to FROM list_versions WHERE format = 'written'"
+    ) == ("r000009")
+    assert (await stage.row()).phase is CampaignPhase.ACCEPTED
+    going_on = Interrupted(stage, 99, die)
+    for _ in range(2):
+        result = await stage.run(stage.plan_activities(audiences=going_on).freeze, stage.ref)
+        assert result.frozen is not None, result.refused
+        assert result.frozen.size == 12
+    assert await members(stage) == evens(23)
+    assert going_on._left == 99 - 3  # 13 of 23 were left
+
+
+async def test_a_segments_members_get_one_message_each_and_nobody_else_does(stage: CampaignStage):
+    await to_a_segment(stage, 23)
+    result = await stage.run(stage.plan_activities(audiences=audiences(stage)).freeze, stage.ref)
+    assert result.frozen is not None, result.refused
+    stage.frozen = result.frozen
+    # Erased and changed after the launch: no message, and no other audience.
+    await PostgresRecipients(stage.pool, stage.sealer).erase(TENANT, "r000004")
+    await stage.pool.execute("UPDATE recipients SET attributes = '{}'")
+    assert (await preflight(stage)).ok
+    sending = stage.send_activities()
+    for shard in range(result.frozen.shards):
+        await stage.plan(shard)
+        await stage.send(sending, shard=shard)
+    states = await stage.states()
+    assert states["sent"] == 11
+    assert sum(states.values()) == 12
+    expected = {address_of(id) for id in evens(23) if id != "r000004"}
+    assert dict(stage.mailer.took) == dict.fromkeys(expected, 1)
+
+
+async def test_a_campaign_cancelled_while_its_segment_is_written_ends_and_leaves_nothing(
+    stage: CampaignStage,
+):
+    await to_a_segment(stage, 23)
+
+    async def cancel() -> None:
+        await stage.campaigns.set_control(
+            TENANT, stage.campaign_id, ControlState.CANCELLED, None, "typo", "ops"
+        )
+
+    writing = Interrupted(stage, 2, cancel)
+    result = await stage.run(stage.plan_activities(audiences=writing).freeze, stage.ref)
+    assert (result.closed, result.frozen, result.refused) == (CampaignPhase.CANCELLED, None, None)
+    assert writing._left == 0  # The chunk it was at was the last one.
+    row = await stage.row()
+    assert (row.phase, row.reason, row.version_id) == (CampaignPhase.CANCELLED, "typo", None)
+    assert await stage.pool.fetchval("SELECT count(*) FROM list_staging") == 0
+    version = await stage.pool.fetchrow(
+        "SELECT state, reason FROM list_versions WHERE format = 'written'"
+    )
+    assert tuple(version or ()) == ("failed", "cancelled")
+    again = await stage.run(stage.plan_activities(audiences=writing).freeze, stage.ref)
+    assert again.closed is CampaignPhase.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "definition", [{"attribute": "unknown", "eq": 1}, {"attribute": "even", "gt": 1}]
+)
+async def test_a_segment_with_nobody_in_it_refuses_the_launch_and_says_so(
+    stage: CampaignStage, definition: Any
+):
+    await to_a_segment(stage, 7, definition)
+    for _ in range(2):
+        result = await stage.run(
+            stage.plan_activities(audiences=audiences(stage)).freeze, stage.ref
+        )
+        row = await stage.row()
+        assert (row.phase, row.reason) == (CampaignPhase.FAILED, "segment_empty")
+    assert result.closed is CampaignPhase.FAILED
 
 
 # --- local-time waves -----------------------------------------------------------------------------------------------------

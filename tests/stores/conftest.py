@@ -57,6 +57,7 @@ from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import Pool, open_pool
 from sendloom.stores.recipients import PostgresRecipients
 from sendloom.stores.schedules import PostgresSchedules, PostgresSeries
+from sendloom.stores.segments import PostgresSegments
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 
@@ -95,6 +96,7 @@ class Stores:
     people: PostgresPeople = field(init=False)
     recipients: PostgresRecipients = field(init=False)
     schedules: PostgresSchedules = field(init=False)
+    segments: PostgresSegments = field(init=False)
     series: PostgresSeries = field(init=False)
     triggers: PostgresTriggers = field(init=False)
 
@@ -113,6 +115,7 @@ class Stores:
         self.people = PostgresPeople(self.pool)
         self.recipients = PostgresRecipients(self.pool, self.sealer)
         self.schedules = PostgresSchedules(self.pool, self.sealer)
+        self.segments = PostgresSegments(self.pool)
         self.series = PostgresSeries(self.pool, self.sealer)
         self.triggers = PostgresTriggers(self.pool)
 

@@ -20,6 +20,7 @@ from schemas.schedules import RecurringContent, TriggerStatus
 from sendloom.domain.guard_rails import Tally
 from sendloom.domain.ids import dead_letter_id
 from sendloom.domain.outcomes import Cause
+from sendloom.domain.segments import parse
 from sendloom.errors import Refusal
 from sendloom.ports import (
     ApiKey,
@@ -67,6 +68,7 @@ WHO = "r000"
 CAT = "offers.weekly"
 MINUTE = timedelta(minutes=1)
 HASH = b"h" * 32
+EVERYBODY = parse({"not": {"attribute": "nothing", "exists": True}})
 
 
 def key(t: str, who: str = WHO) -> DecisionKey:
@@ -175,6 +177,7 @@ async def fill(s: Stores, t: str, mark: str) -> None:
     await s.triggers.fired(t, trigger(mark))
     await s.schedules.insert_or_match(schedule(t, mark))
     await s.series.insert_or_match(series(t, mark))
+    await s.segments.put(t, "seg", mark, {"attribute": "mark", "eq": mark}, mark)
     await s.limits.take(t, "s", 5, timedelta(days=3650))
 
 
@@ -329,6 +332,9 @@ CALLS: dict[str, Call] = {
     ),
     "PostgresLists.make_ready": lambda s, t: s.lists.make_ready(t, ID),
     "PostgresLists.write_sent": lambda s, t: s.lists.write_sent(t, "copy", uuid4(), campaign(t)),
+    "PostgresLists.write_segment": lambda s, t: s.lists.write_segment(
+        t, "copy", uuid4(), EVERYBODY
+    ),
     "PostgresLists.fail": lambda s, t: s.lists.fail(t, ID, "x"),
     "PostgresLists.withdraw": lambda s, t: s.lists.withdraw(t, ID, "x"),
     "PostgresPasscodes.insert": lambda s, t: s.passcodes.insert(passcode(t)),
@@ -390,6 +396,11 @@ CALLS: dict[str, Call] = {
         t, ID, NOW, TriggerStatus.FIRED, ID, "x"
     ),
     "PostgresSchedules.last_fired": lambda s, t: s.schedules.last_fired(t, ID, NOW + DAY),
+    "PostgresSegments.put": lambda s, t: s.segments.put(t, "seg", "x", {"zone": "UTC"}, "x"),
+    "PostgresSegments.get": lambda s, t: s.segments.get(t, "seg"),
+    "PostgresSegments.recent": lambda s, t: s.segments.recent(t, 99),
+    "PostgresSegments.delete": lambda s, t: s.segments.delete(t, "seg"),
+    "PostgresSegments.look": lambda s, t: s.segments.look(t, EVERYBODY, 99),
     "PostgresSeries.insert_or_match": lambda s, t: s.series.insert_or_match(series(t)),
     "PostgresSeries.get": lambda s, t: s.series.get(t, ID),
     "PostgresSeries.replace": lambda s, t: s.series.replace(series(t), 1),

@@ -63,6 +63,28 @@ SELECT d.tenant, $2, d.recipient_id, 0, r.variables
  WHERE d.tenant = $1 AND d.frozen_at = $3 AND d.campaign_id = $4 AND d.state = $5 AND d.shard BETWEEN $7 AND $8
 ON CONFLICT DO NOTHING
 
+-- name: lock_scan
+SELECT state, scanned_to, scanned_all FROM list_versions WHERE tenant = $1 AND version_id = $2 FOR UPDATE
+
+-- name: stage_segment
+-- Of the next $4 recipients in key order, those who are in the segment. One who is staged already was so by this version's scan.
+WITH scanned AS MATERIALIZED (
+    SELECT recipient_id, locale, zone, attributes, erased_at FROM recipients
+     WHERE tenant = $1 AND recipient_id > $3 ORDER BY recipient_id LIMIT $4),
+members AS (
+    INSERT INTO list_staging (tenant, version_id, recipient_id, chunk, variables)
+    SELECT $1, $2, r.recipient_id, 0, NULL FROM scanned r WHERE r.erased_at IS NULL AND true /* the segment */
+    ON CONFLICT DO NOTHING)
+SELECT max(recipient_id) AS last, count(*) AS scanned FROM scanned
+
+-- name: scanned
+UPDATE list_versions SET scanned_to = coalesce($3, scanned_to), scanned_all = $4, touched_at = now() WHERE tenant = $1 AND version_id = $2
+
+-- name: begin_again
+-- What was staged went when it was given up.
+UPDATE list_versions SET state = 'uploading', reason = NULL, size = NULL, scanned_to = '', scanned_all = false, touched_at = now()
+ WHERE tenant = $1 AND version_id = $2 AND state = 'failed' AND reason = $3
+
 -- name: staged
 SELECT count(*) FROM list_staging WHERE tenant = $1 AND version_id = $2
 
