@@ -1118,20 +1118,30 @@ class _Shard(_Work):
                 self._order.append(number)
                 tasks.append(asyncio.create_task(self._page(number, places)))
         finally:
-            await _all(tasks)
-        unfinished = self._touched - self._finished
-        if unfinished and not s.fenced:
-            # Its numbers must not wait for the next stretch, which may be a pause away.
-            await campaigns.summarise(
-                row.tenant,
-                s.ground.frozen_at,
-                row.campaign_id,
-                [(self._shard, number) for number in sorted(unfinished)],
-            )
+            try:
+                await _all(tasks)
+            except Fenced:
+                s.fenced = True
+        await self._summarise_unfinished()
         self.caught_up = self.next_page >= self._planned_to
         if self.caught_up and self._plan_closed and not s.fenced:
             await self._advance(self._planned_to, closed=True)
             self.done = True
+
+    async def _summarise_unfinished(self) -> None:
+        """Its numbers must not wait for the next stretch, which may be a pause away; nor for the close, when a newer attempt
+        has passed over these pages before all of this one's outcomes were recorded."""
+        s, row = self._s, self._s.ground.row
+        unfinished = sorted(self._touched - self._finished)
+        if s.fenced:
+            unfinished = sorted(self._touched)
+        if unfinished:
+            await s.lane.campaigns.summarise(
+                row.tenant,
+                s.ground.frozen_at,
+                row.campaign_id,
+                [(self._shard, number) for number in unfinished],
+            )
 
     async def _page(self, number: int, places: asyncio.Semaphore) -> None:
         s = self._s

@@ -1,0 +1,130 @@
+"""Failures of other systems' fan-out, against ours: on a real Postgres with a scripted mailer."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+
+import pytest_asyncio
+
+from schemas.campaigns import StretchResult
+from schemas.kinds import RecipientState
+from sendloom.ports import WireMail
+from tests.campaign_fakes import TENANT, CampaignStage, a_stage, address_of, until
+
+SENT = RecipientState.SENT
+
+
+@pytest_asyncio.fixture
+async def stage(database: str) -> AsyncIterator[CampaignStage]:
+    async with a_stage(database) as stage:
+        yield stage
+
+
+async def test_c05_two_recovery_sweeps_at_once_over_a_job_killed_at_row_3000(
+    stage: CampaignStage,
+):
+    await stage.set_up(10_000, page_size=500)
+    await stage.launch()
+    await stage.run(stage.plan_activities().plan, stage.stretch(None, max_recipients=20_000))
+    gone, buried = asyncio.Event(), asyncio.Event()
+
+    async def stand_still(mails: Sequence[WireMail]) -> None:
+        if len(stage.mailer.mails) >= 3_000:
+            # The process is gone here: it neither calls nor records what it has claimed.
+            gone.set()
+            await buried.wait()
+            raise ConnectionError("it died here")
+
+    stage.mailer.before_batch = stand_still
+    killed = asyncio.create_task(stage.send(max_recipients=20_000))
+    await gone.wait()
+    stage.mailer.before_batch = None
+    await stage.end_leases()
+
+    async def sweep() -> StretchResult:
+        await stage.run(stage.plan_activities().settle, stage.ref)
+        return await stage.send(max_recipients=20_000)
+
+    await asyncio.gather(sweep(), sweep())
+    # Of two at once the older one ends as soon as it is fenced; the workflow starts the next stretch.
+    while not (await stage.send(max_recipients=20_000)).done:
+        pass
+    stage.pass_time(timedelta(minutes=10))
+    while not (await stage.send_due(max_recipients=20_000)).done:
+        pass
+    # What the killed one had claimed and not called nobody can know: it is named, and nobody is sent to twice.
+    counts = await stage.counts()
+    unknown = counts.get(RecipientState.UNKNOWN, 0)
+    assert 0 < unknown <= 200
+    assert counts == {SENT: 10_000 - unknown, RecipientState.UNKNOWN: unknown}
+    assert max(stage.mailer.took.values()) == 1
+    assert len(stage.mailer.took) == 10_000 - unknown
+    buried.set()
+    await killed
+    assert await stage.counts() == counts
+
+
+async def test_c15_contacts_that_come_and_go_while_it_is_sent_move_nobody(stage: CampaignStage):
+    await stage.set_up(3_000, page_size=100)
+    await stage.launch()
+    gone = [f"r{n:06d}" for n in range(5, 3_000, 60)]
+
+    async def come_and_go(sent: int) -> None:
+        if sent % 60 == 0 and gone:
+            await stage.pool.execute(
+                "INSERT INTO recipients (tenant, recipient_id, zone) VALUES ($1, $2, 'UTC') ON CONFLICT DO NOTHING",
+                TENANT,
+                f"new{sent:05d}",
+            )
+            await stage.pool.execute(
+                "UPDATE recipients SET erased_at = now() WHERE tenant = $1 AND recipient_id = $2",
+                TENANT,
+                gone.pop(),
+            )
+
+    left = set(gone)
+    stage.mailer.after_mail = come_and_go
+    await stage.plan()
+    while not (await stage.send(max_recipients=700)).done:
+        pass
+    there_throughout = {address_of(f"r{n:06d}") for n in range(3_000)} - {
+        address_of(id) for id in left
+    }
+    assert {to: stage.mailer.took[to] for to in there_throughout} == dict.fromkeys(
+        there_throughout, 1
+    )
+    assert max(stage.mailer.took.values()) == 1
+    assert sum((await stage.counts()).values()) == 3_000
+
+
+async def test_c29_a_slow_job_that_is_taken_for_dead_goes_on_once_and_asks_no_more(
+    stage: CampaignStage,
+):
+    await stage.set_up(1_200, page_size=100)
+    await stage.launch()
+    await stage.plan()
+    statements: Counter[str] = Counter()
+
+    async def slowly(mails: Sequence[WireMail]) -> None:
+        statements["chunks"] += 1
+        await asyncio.sleep(0.01)
+
+    stage.mailer.before_batch = slowly
+    first = asyncio.create_task(stage.send())
+    await until(lambda: len(stage.mailer.mails) >= 300)
+    # Somebody thinks that it has died, twice, though it makes progress all the time.
+    second = asyncio.create_task(stage.send())
+    third = asyncio.create_task(stage.send())
+    ended = await asyncio.gather(first, second, third)
+    assert sum(result.fenced for result in ended) >= 1
+    while not (await stage.send()).done:
+        pass
+    stage.pass_time(timedelta(minutes=10))
+    await stage.end_leases()
+    await stage.send_due()
+    assert max(stage.mailer.took.values()) == 1
+    assert len(stage.mailer.took) == 1_200
+    assert await stage.counts() == {SENT: 1_200}
+    # Its repeats won nothing, so they called nothing: chunks are those of one run and what was in hand at the changes.
+    assert statements["chunks"] <= 1_200 // 100 + 2 * 6
