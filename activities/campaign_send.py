@@ -1152,8 +1152,8 @@ class _Shard(_Work):
                 rows = await s.lane.campaigns.page_sends(
                     s.ground.row, self._shard, number, s.channel
                 )
-                if rows:
-                    self._touched.add(number)
+                # Also without rows: a killed attempt may have recorded them all, and not counted.
+                self._touched.add(number)
                 before = s.handled
                 finished = not rows or await s.work(self._shard, number, rows, read_at)
                 if not finished and s.handled == before:
