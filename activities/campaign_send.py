@@ -545,17 +545,15 @@ class _Stretch:
         ground, now = self.ground, self.lane.now()
         ready: list[_Ready] = []
         objections: list[_Objection] = []
-        clear: dict[tuple[object, ...], bool] = {}
-        """What the last look said of somebody without a word against them, by the zone and times it depends on."""
+        clear: set[tuple[object, ...]] = set()
+        """Where the last look lets somebody pass against whom nothing is known: the zone and times it depends on."""
         for row in rows:
             key = ground.key(scope.shard, scope.page, row.recipient_id)
             try:
-                move = None
-                like = (row.zone, row.not_before, row.not_after)
-                if _spoken_against(row) or not clear.get(like, False):
-                    move = self._objection(row, key, now)
-                    if not _spoken_against(row):
-                        clear[like] = move is None
+                like = None if _spoken_against(row) else (row.zone, row.not_before, row.not_after)
+                move = None if like in clear else self._objection(row, key, now)
+                if move is None and like is not None:
+                    clear.add(like)
                 if move is not None:
                     objections.append(_Objection(row, key, move))
                 else:
@@ -1132,15 +1130,13 @@ class _Shard(_Work):
         """Its numbers must not wait for the next stretch, which may be a pause away; nor for the close, when a newer attempt
         has passed over these pages before all of this one's outcomes were recorded."""
         s, row = self._s, self._s.ground.row
-        unfinished = sorted(self._touched - self._finished)
-        if s.fenced:
-            unfinished = sorted(self._touched)
-        if unfinished:
+        pages = self._touched if s.fenced else self._touched - self._finished
+        if pages:
             await s.lane.campaigns.summarise(
                 row.tenant,
                 s.ground.frozen_at,
                 row.campaign_id,
-                [(self._shard, number) for number in unfinished],
+                [(self._shard, number) for number in sorted(pages)],
             )
 
     async def _page(self, number: int, places: asyncio.Semaphore) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sendloom.embedded.parts import Part, Process, launch
-from sendloom.platform.priority import give_way, only_when_idle
+from sendloom.platform.priority import step_back
 
 log = logging.getLogger(__name__)
 
@@ -250,8 +250,7 @@ def _become(wish: dict[str, Any]) -> NoReturn:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         if wish["nice"]:
             # There is one thread; those to come inherit it.
-            give_way(os.getpid(), wish["nice"])
-            only_when_idle(os.getpid())
+            step_back(os.getpid(), wish["nice"])
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(wish["name"][:15])
         os.environ.clear()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, TypedDict
 
 from sendloom.errors import ConfigurationError
-from sendloom.platform.priority import give_way, only_when_idle
+from sendloom.platform.priority import step_back
 
 Probe: TypeAlias = Callable[[], bool]
 """True when ready. Quick (about a second at most), blocking, never raises."""
@@ -72,8 +72,7 @@ def launch(part: Part, log: Path, *, die_with_parent: bool = False) -> subproces
         )
     if part.nice:
         # Its threads do not exist yet, and inherit this.
-        give_way(process.pid, part.nice)
-        only_when_idle(process.pid)
+        step_back(process.pid, part.nice)
     return process
 
 

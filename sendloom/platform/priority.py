@@ -18,8 +18,9 @@ def give_way(pid: int, nice: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
-def only_when_idle(pid: int) -> None:
-    """Besides, whoever wakes up takes its processor at once, as if it were idle (SCHED_IDLE)."""
+def step_back(pid: int, nice: int) -> None:
+    """Gives way, and besides whoever wakes up takes its processor at once, as if it were idle (SCHED_IDLE)."""
+    give_way(pid, nice)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 

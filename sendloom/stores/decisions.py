@@ -93,34 +93,9 @@ class PostgresDecisions(PostgresStore):
 
         if not recipient_ids:
             return True
-        states, state = spread(lambda d: RECIPIENT_CODE[d.state])
-        channels, channel = spread(attrgetter("channel"))
-        rungs, rung = spread(attrgetter("rung"))
-        reasons, reason = spread(attrgetter("reason"))
-        not_befores, not_before = spread(attrgetter("not_before"))
-        not_afters, not_after = spread(attrgetter("not_after"))
-        due_ats, due_at = spread(attrgetter("due_at"))
         try:
             await self._execute(
-                SQL["insert_all"],
-                *_page(like[0].key),
-                joined(recipient_ids),
-                states,
-                channels,
-                rungs,
-                None,
-                None,
-                reasons,
-                not_befores,
-                not_afters,
-                due_ats,
-                state,
-                channel,
-                rung,
-                reason,
-                not_before,
-                not_after,
-                due_at,
+                SQL["insert_all"], *_arguments(_page(like[0].key), recipient_ids, spread)
             )
         except asyncpg.UniqueViolationError:
             return False
@@ -189,6 +164,29 @@ class PostgresDecisions(PostgresStore):
         )
 
 
+def _arguments(
+    page: _Page,
+    recipient_ids: Sequence[str],
+    spread: Callable[[Callable[[Decision], Any]], tuple[Sequence[Any] | None, Any]],
+    send_nos: list[int] | None = None,
+    attempts: list[int] | None = None,
+) -> tuple[Any, ...]:
+    """What `inserted` takes; `spread` makes a column of what it is given to read from a decision."""
+    states, state = spread(lambda d: RECIPIENT_CODE[d.state])
+    channels, channel = spread(attrgetter("channel"))
+    rungs, rung = spread(attrgetter("rung"))
+    reasons, reason = spread(attrgetter("reason"))
+    not_befores, not_before = spread(attrgetter("not_before"))
+    not_afters, not_after = spread(attrgetter("not_after"))
+    due_ats, due_at = spread(attrgetter("due_at"))
+    return (
+        *page,
+        joined(recipient_ids),
+        *(states, channels, rungs, send_nos, attempts, reasons, not_befores, not_afters, due_ats),
+        *(state, channel, rung, reason, not_before, not_after, due_at),
+    )
+
+
 async def _insert(
     connection: Connection,
     decisions: Sequence[Decision],
@@ -203,32 +201,12 @@ async def _insert(
         if len(stored) < len(batch):
             raise ValueError("the same decision is there twice")
         ids = [d.key.recipient_id for d in batch]
-        states, state = column([RECIPIENT_CODE[d.state] for d in batch])
-        channels, channel = column([d.channel for d in batch])
-        rungs, rung = column([d.rung for d in batch])
-        reasons, reason = column([d.reason for d in batch])
-        not_befores, not_before = column([d.not_before for d in batch])
-        not_afters, not_after = column([d.not_after for d in batch])
-        due_ats, due_at = column([d.due_at for d in batch])
-        args = (
-            *page,
-            joined(ids),
-            states,
-            channels,
-            rungs,
+        args = _arguments(
+            page,
+            ids,
+            lambda of: column([of(d) for d in batch]),  # noqa: B023 - used up at once
             [d.send_no for d in batch] if any(d.send_no != 1 for d in batch) else None,
             [d.attempt for d in batch] if any(d.attempt for d in batch) else None,
-            reasons,
-            not_befores,
-            not_afters,
-            due_ats,
-            state,
-            channel,
-            rung,
-            reason,
-            not_before,
-            not_after,
-            due_at,
         )
         if alone and len(batch) >= _MANY and deliveries is None:
             with suppress(asyncpg.UniqueViolationError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sendloom.platform.priority import give_way, is_local_postgres, only_when_idle
+from sendloom.platform.priority import give_way, is_local_postgres, step_back
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_process_gives_way_and_so_does_its_session(child: subprocess.Popen[byt
 
 
 def test_whoever_wakes_up_takes_its_processor(child: subprocess.Popen[bytes]) -> None:
-    only_when_idle(child.pid)
+    step_back(child.pid, 10)
     assert os.sched_getscheduler(child.pid) == os.SCHED_IDLE
 
 
@@ -38,7 +38,7 @@ def test_a_process_that_is_gone_is_no_error(child: subprocess.Popen[bytes]) -> N
     child.kill()
     child.wait()
     give_way(child.pid, 10)
-    only_when_idle(child.pid)
+    step_back(child.pid, 10)
 
 
 def test_only_a_server_on_this_machine_has_backends_here() -> None:
