@@ -90,6 +90,7 @@ class PostgresRecipients(PostgresStore):
         token_hash = self._sealer.address_hash(tenant, channel, token)
         sealed = self._sealer.seal(DEVICE, tenant, token.encode())
         async with self._transaction() as connection:
+            await connection.execute(SQL["lock_token"], token_hash, timeout=STATEMENT)
             await connection.execute(
                 SQL["free_token"],
                 tenant,

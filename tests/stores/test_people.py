@@ -160,6 +160,27 @@ async def test_what_is_left_out_stays_and_another_address_is_not_verified(
     assert await stores.recipients.remove_address(t, "ann", Channel.EMAIL)
 
 
+async def test_a_token_registered_by_many_at_once_has_one_owner(
+    stores: Stores, world: World
+) -> None:
+    people = ["ann", "bob"]
+    await stores.recipients.upsert(world.tenant, [RecipientWrite(who) for who in people])
+    for n in range(20):
+        await asyncio.gather(
+            *(
+                stores.recipients.register_device(
+                    world.tenant, people[i % 2], f"phone-{i % 3}", Channel.FCM, f"token-{n}"
+                )
+                for i in range(8)
+            )
+        )
+    owners = await stores.pool.fetch(
+        "SELECT count(*) AS owners FROM devices WHERE tenant = $1 GROUP BY token_hash", world.tenant
+    )
+    assert owners
+    assert {row["owners"] for row in owners} == {1}
+
+
 async def test_a_device_moves_with_its_owner_and_a_late_report_does_not_kill_a_new_registration(
     stores: Stores, world: World
 ) -> None:

@@ -3,10 +3,11 @@ tenant, id, mode, kind, idempotency_key, body_hmac, message_class, category, rec
        workflow_input, content, accepted_at, due_at, expires_at, started_at, closed_at, outcome
 
 -- name: insert
+-- Without a target, so that every unique index decides: one that is not named raises when two come at once.
 INSERT INTO accepted (tenant, id, mode, kind, idempotency_key, body_hmac, message_class, category, recipient_id, correlation_id,
                       parent_id, workflow_input, content, accepted_at, due_at, expires_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
-ON CONFLICT (tenant, id) DO NOTHING
+ON CONFLICT DO NOTHING
 RETURNING true
 
 -- name: get

@@ -57,6 +57,10 @@ DELETE FROM addresses WHERE tenant = $1 AND recipient_id = $2 AND channel = $3
 -- name: devices
 SELECT device_id, channel, registered_at, last_seen_at, disabled_at FROM devices WHERE tenant = $1 AND recipient_id = $2 ORDER BY device_id
 
+-- name: lock_token
+-- An app registers twice at once when it starts: one after the other, or the second meets a unique token.
+SELECT pg_advisory_xact_lock(hashtextextended(encode($1, 'hex'), 0))
+
 -- name: free_token
 -- A device moves with its owner: the token belongs to whoever registered it last.
 DELETE FROM devices d USING (SELECT tenant, recipient_id, device_id, channel FROM devices WHERE token_hash = $3 OFFSET 0) f
