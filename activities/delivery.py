@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TypeVar
 from uuid import UUID, uuid5
 
@@ -186,6 +187,8 @@ class DeliveryActivities:
         self._monotonic = monotonic
         self._rng = rng
         self._templates = Templates(catalog)
+        self._unrecorded: Callable[[], Awaitable[None]] | None = None
+        """The last marketing outcome that could not be recorded."""
 
     # --- plan --------------------------------------------------------------------------------------------------------
 
@@ -276,10 +279,14 @@ class DeliveryActivities:
                 PATIENCE if security else None,
             )
         except StoreUnavailable:
+            metrics.record_away("profiles")
             if not security or not (content.verified_addresses or content.verify_address):
                 raise
             log.error("recipients cannot be read; using what was verified at accept")
-            person = Person(recipient_id=n.recipient_id, exists=True, locale=content.locale)
+            return Person(recipient_id=n.recipient_id, exists=True, locale=content.locale)
+        if person.suppressions_unread and content.verified_addresses:
+            log.error("suppressions cannot be looked at; using what was verified at accept")
+            person.addresses, person.devices = {}, []
         return person
 
     async def _resolve(
@@ -417,7 +424,7 @@ class DeliveryActivities:
         lookup = normalise(channel, address).lookup
         address_hash = self._sealer.address_hash(n.tenant, channel, lookup)
         found = await self._unless_away(
-            self._ledger.suppression(n.tenant, channel, [address_hash]), {}, True
+            "suppressions", self._ledger.suppression(n.tenant, channel, [address_hash]), {}, True
         )
         return _Known(
             AddressState.VERIFYING, address_hash, found.get(address_hash), lambda: address
@@ -563,6 +570,8 @@ class DeliveryActivities:
         if verdict is not None:
             return Recorded(outcome=verdict, attempt=a.progress.attempt)
         a.address_hash = delivery.address_hash
+        if s.message_class is MessageClass.MARKETING:
+            await self._recording_is_back()
         message = _OUTBOUND.validate_json(delivery.payload)
         if activity.is_cancelled():
             raise asyncio.CancelledError
@@ -580,6 +589,20 @@ class DeliveryActivities:
             outcome = await self._call(provider, message, s)
         return await self._conclude(a, claimed, outcome)
 
+    async def _recording_is_back(self) -> None:
+        """Marketing claims nothing more while outcomes cannot be recorded (POL-7). The one that could not be is how we find out."""
+        if (record := self._unrecorded) is None:
+            return
+        try:
+            await within(record(), PATIENCE)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            # Its own workflow sees to it. The store answers, and that is all that is asked here.
+            log.exception("an outcome could not be recorded again")
+        if self._unrecorded is record:
+            self._unrecorded = None
+
     def _provider(self, s: Sendable) -> Provider | None:
         if s.mode is Mode.TEST:
             return self._test_provider
@@ -595,11 +618,13 @@ class DeliveryActivities:
             raise ApplicationError("the payload is gone", type="PayloadGone", non_retryable=True)
         killed, suppressed, opted_out = await asyncio.gather(
             self._unless_away(
+                "switches",
                 self._catalog.killed(d.tenant, s.category, lane.queue, d.campaign_id),
                 None,
                 security,
             ),
             self._unless_away(
+                "suppressions",
                 self._ledger.suppression(d.tenant, d.channel, [delivery.address_hash]),
                 {},
                 security,
@@ -618,14 +643,17 @@ class DeliveryActivities:
         )
         return (None if verdict is None else gates.to_outcome(verdict)), delivery
 
-    async def _unless_away(self, asked: Awaitable[T], otherwise: T, security: bool) -> T:
+    async def _unless_away(
+        self, store: str, asked: Awaitable[T], otherwise: T, security: bool
+    ) -> T:
         """Security does not wait for what it was already cleared of when it was planned (POL-7)."""
-        if not security:
-            return await asked
         try:
-            return await within(asked, PATIENCE)
+            return await within(asked, PATIENCE if security else None)
         except StoreUnavailable:
-            log.error("the last look before a security send could not be taken")
+            metrics.record_away(store)
+            log.error("a last look could not be taken", extra={"store": store})
+            if not security:
+                raise
             return otherwise
 
     async def _opted_out(self, s: Sendable) -> bool:
@@ -807,13 +835,11 @@ class DeliveryActivities:
         """Whether it is in, after repeating it for a moment. Only this is repeated, never the call (case C65)."""
         if isinstance(outcome, Accepted):
             await self._cache.remember(ids.delivery_id(a.s.delivery), outcome.provider_message_id)
+        write = partial(self._write, a.s, claimed.attempt, claimed.owner, outcome, a.address_hash)
         until = self._monotonic() + PATIENCE
         while True:
             try:
-                await within(
-                    self._write(a.s, claimed.attempt, claimed.owner, outcome, a.address_hash),
-                    max(until - self._monotonic(), 0.01),
-                )
+                await within(write(), max(until - self._monotonic(), 0.01))
                 return True
             except StoreUnavailable:
                 if self._monotonic() + REPEAT_EVERY >= until:
@@ -822,6 +848,8 @@ class DeliveryActivities:
                         extra={"delivery": ids.delivery_id(a.s.delivery)},
                     )
                     metrics.record_unrecorded(a.s.message_class)
+                    if a.s.message_class is MessageClass.MARKETING:
+                        self._unrecorded = write
                     return False
                 await asyncio.sleep(REPEAT_EVERY)
 

@@ -122,6 +122,8 @@ class Person:
     """Channels ('*' for all) with recorded consent for this category."""
     suppressed: dict[Channel, str] = field(default_factory=dict)
     """Channel → reason, for the addresses above."""
+    suppressions_unread: bool = False
+    """Nobody could look at them: only for security, which then uses what was stamped at accept (POL-7)."""
     cap_uses: dict[str, list[date]] = field(default_factory=dict)
     """Scope → local days used, over the last 8 days; filled only when the category has caps."""
 

@@ -80,6 +80,9 @@ WORKFLOW_TASK = {
 NOTICE = timedelta(seconds=1)
 """Nothing is bounded to less: a bound already in the past must still give the activity a chance to say so."""
 
+CUT_OFF = timedelta(seconds=30)
+"""The longest wait after an attempt that did not say how long to wait."""
+
 BACKGROUND_RECORD = timedelta(seconds=2)
 """Security repeats the record but never waits longer for it (POL-7)."""
 
@@ -93,9 +96,10 @@ def send(message_class: MessageClass, *, expires_at: datetime, now: datetime) ->
         "schedule_to_close_timeout": max(NOTICE, min(retries.total, expires_at - now)),
         "heartbeat_timeout": HEARTBEAT[message_class],
         "retry_policy": RetryPolicy(
-            initial_interval=retries.first_delay,
+            # Without a delay of its own an attempt was cut off (a killed worker): no reason to wait long. The server refuses
+            # a first interval over the longest.
+            initial_interval=min(retries.first_delay, CUT_OFF),
             backoff_coefficient=2.0,
-            # Without a delay of its own an attempt was cut off (a killed worker): no reason to wait long.
-            maximum_interval=min(retries.longest_delay, timedelta(seconds=30)),
+            maximum_interval=min(retries.longest_delay, CUT_OFF),
         ),
     }

@@ -1,30 +1,25 @@
 """A whole campaign on a real Temporal and a real Postgres, with workers that come and go; only the mailer is scripted."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import UTC, datetime
 
 import pytest_asyncio
-from temporalio.client import Client, WorkflowHandle
-from temporalio.worker import Worker
+from temporalio.client import Client
 
-from schemas.campaigns import CampaignInput, CampaignProgress, ControlSignal
-from schemas.kinds import CampaignPhase, Channel, ControlState, MessageClass, Mode, RecipientState
+from schemas.campaigns import ControlSignal
+from schemas.kinds import CampaignPhase, ControlState, RecipientState
 from sendloom.domain.ids import campaign_workflow_id
-from sendloom.domain.lanes import flow_queue, lane_for
 from sendloom.ports import Move
 from sendloom.stores.decisions import PostgresDecisions
 from tests.campaign_fakes import TENANT, CampaignStage, a_stage, address_of, until
-from workers.sandbox import fast_runner
+from tests.workflows.real_campaign import (
+    campaign_workers,
+    control,
+    no_quiet_hours,
+    start_campaign,
+)
 from workflows.campaign import CampaignWorkflow
-from workflows.catch_up import CatchUpWorkflow
-from workflows.due import DueWorkflow
-from workflows.shard import ShardWorkflow
-
-MARKETING = MessageClass.MARKETING
-EMAIL_LANE = lane_for(Channel.EMAIL, MARKETING)
 
 
 @pytest_asyncio.fixture
@@ -35,73 +30,11 @@ async def stage(database: str) -> AsyncIterator[CampaignStage]:
         yield stage
 
 
-async def _no_quiet_hours(stage: CampaignStage) -> None:
-    await stage.pool.execute("UPDATE tenants SET quiet_start = '00:00', quiet_end = '00:00'")
-
-
-@contextlib.asynccontextmanager
-async def _workers(client: Client, stage: CampaignStage, **ports: Any) -> AsyncIterator[None]:
-    planning, sending = stage.plan_activities(), stage.send_activities(**ports)
-    flow = Worker(
-        client,
-        task_queue=flow_queue(MARKETING),
-        workflows=[CampaignWorkflow, ShardWorkflow, DueWorkflow, CatchUpWorkflow],
-        activities=[
-            planning.freeze,
-            planning.preflight,
-            planning.approval,
-            planning.show_phase,
-            planning.write_control,
-            planning.plan,
-            planning.due,
-            planning.progress,
-            planning.settle,
-            planning.guard_rails,
-            planning.cancel_rest,
-            planning.close,
-        ],
-        workflow_runner=fast_runner(),
-        graceful_shutdown_timeout=timedelta(seconds=10),
-    )
-    lane = Worker(
-        client,
-        task_queue=EMAIL_LANE.queue,
-        activities=[sending.send, sending.send_due],
-        max_concurrent_activities=EMAIL_LANE.activity_slots,
-        graceful_shutdown_timeout=timedelta(seconds=10),
-    )
-    async with flow, lane:
-        yield
-
-
-async def _start(
-    client: Client, stage: CampaignStage
-) -> "WorkflowHandle[CampaignWorkflow, CampaignProgress]":
-    return await client.start_workflow(
-        CampaignWorkflow.run,
-        CampaignInput(
-            tenant=TENANT,
-            mode=Mode.LIVE,
-            campaign_id=stage.campaign_id,
-            accepted_at=datetime.now(UTC),
-        ),
-        id=campaign_workflow_id(stage.campaign_id),
-        task_queue=flow_queue(MARKETING),
-    )
-
-
-async def _control(stage: CampaignStage, state: ControlState) -> ControlSignal:
-    control = await stage.campaigns.set_control(
-        TENANT, stage.campaign_id, state, None, "asked", "ops"
-    )
-    return ControlSignal(version=control.version, reason="asked", by="ops")
-
-
 async def test_c39_c21_paused_crashed_and_resumed_5001_get_exactly_one(
     temporal_client: Client, stage: CampaignStage
 ):
     await stage.set_up(5_001, page_size=250, pages_a_shard=6)
-    await _no_quiet_hours(stage)
+    await no_quiet_hours(stage)
     await stage.insert()
 
     class CrashesTwice(PostgresDecisions):
@@ -122,11 +55,13 @@ async def test_c39_c21_paused_crashed_and_resumed_5001_get_exactly_one(
             reached.set()
             # Somebody pauses, and the pause is heard, before this batch goes on.
             handle = temporal_client.get_workflow_handle(campaign_workflow_id(stage.campaign_id))
-            await handle.signal("pause", await _control(stage, ControlState.PAUSED))
+            await handle.signal("pause", await control(stage, ControlState.PAUSED))
 
     stage.mailer.after_mail = notice
-    async with _workers(temporal_client, stage, decisions=CrashesTwice(stage.pool, stage.sealer)):
-        handle = await _start(temporal_client, stage)
+    async with campaign_workers(
+        temporal_client, stage, decisions=CrashesTwice(stage.pool, stage.sealer)
+    ):
+        handle = await start_campaign(temporal_client, stage)
         await asyncio.wait_for(reached.wait(), 60)
         paused_at = 0
         # Whatever was in flight ends; then nothing moves.
@@ -138,8 +73,8 @@ async def test_c39_c21_paused_crashed_and_resumed_5001_get_exactly_one(
         counts = await stage.campaigns.counts(TENANT, stage.campaign_id)
         assert sum(counts.values()) == 5_001
     # All workers are gone; others come, and find the campaign paused.
-    async with _workers(temporal_client, stage):
-        await handle.signal("resume", await _control(stage, ControlState.RUNNING))
+    async with campaign_workers(temporal_client, stage):
+        await handle.signal("resume", await control(stage, ControlState.RUNNING))
         await until(lambda: len(stage.mailer.mails) > paused_at, 30)
         progress = await asyncio.wait_for(handle.result(), 90)
     assert progress.phase is CampaignPhase.COMPLETED
@@ -155,19 +90,19 @@ async def test_c79_a_cancel_from_the_api_leaves_true_counts(
     temporal_client: Client, stage: CampaignStage
 ):
     await stage.set_up(2_000, page_size=100, pages_a_shard=5)
-    await _no_quiet_hours(stage)
+    await no_quiet_hours(stage)
     await stage.insert()
     reached = asyncio.Event()
 
     async def cancel(count: int) -> None:
         if count == 300:
             handle = temporal_client.get_workflow_handle(campaign_workflow_id(stage.campaign_id))
-            await handle.signal("cancel", await _control(stage, ControlState.CANCELLED))
+            await handle.signal("cancel", await control(stage, ControlState.CANCELLED))
             reached.set()
 
     stage.mailer.after_mail = cancel
-    async with _workers(temporal_client, stage):
-        handle = await _start(temporal_client, stage)
+    async with campaign_workers(temporal_client, stage):
+        handle = await start_campaign(temporal_client, stage)
         progress = await asyncio.wait_for(handle.result(), 60)
     assert reached.is_set()
     assert progress.phase is CampaignPhase.CANCELLED
@@ -184,12 +119,12 @@ async def test_a_launch_for_one_person_waits_for_the_second_person_and_is_sent(
     temporal_client: Client, stage: CampaignStage
 ):
     await stage.set_up(1)
-    await _no_quiet_hours(stage)
+    await no_quiet_hours(stage)
     await stage.pool.execute("""UPDATE tenants SET settings = '{"approval_over": 0}'""")
     await stage.insert()
     await stage.pool.execute("UPDATE campaigns SET created_by = 'key:one'")
-    async with _workers(temporal_client, stage):
-        handle = await _start(temporal_client, stage)
+    async with campaign_workers(temporal_client, stage):
+        handle = await start_campaign(temporal_client, stage)
         async with asyncio.timeout(20):
             while not await stage.campaigns.approve(TENANT, stage.campaign_id, "key:two"):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -204,11 +139,11 @@ async def test_all_suppressed_completes_with_nobody_sent_and_says_why(
     temporal_client: Client, stage: CampaignStage
 ):
     await stage.set_up(20)
-    await _no_quiet_hours(stage)
+    await no_quiet_hours(stage)
     await stage.pool.execute("UPDATE consents SET granted = false")
     await stage.insert()
-    async with _workers(temporal_client, stage):
-        handle = await _start(temporal_client, stage)
+    async with campaign_workers(temporal_client, stage):
+        handle = await start_campaign(temporal_client, stage)
         progress = await asyncio.wait_for(handle.result(), 30)
     assert progress.phase is CampaignPhase.COMPLETED
     assert progress.counts[RecipientState.SUPPRESSED] == 20
@@ -220,10 +155,10 @@ async def test_a_launch_whose_messages_are_wrong_fails_with_examples_and_sends_n
     temporal_client: Client, stage: CampaignStage
 ):
     await stage.set_up(20, variables=lambda n: {})
-    await _no_quiet_hours(stage)
+    await no_quiet_hours(stage)
     await stage.insert()
-    async with _workers(temporal_client, stage):
-        handle = await _start(temporal_client, stage)
+    async with campaign_workers(temporal_client, stage):
+        handle = await start_campaign(temporal_client, stage)
         progress = await asyncio.wait_for(handle.result(), 30)
     assert (progress.phase, progress.reason) == (CampaignPhase.FAILED, "preflight_failed")
     row = await stage.row()

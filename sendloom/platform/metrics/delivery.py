@@ -43,6 +43,9 @@ _UNRECORDED = Counter(
 _WITHOUT_CLAIM = Counter(
     "sendloom_sent_without_claim_total", "Security sends made while claims were away (POL-7)"
 )
+_AWAY = Counter(
+    "sendloom_store_away_total", "Looks that could not be taken before a send (POL-7)", ("store",)
+)
 _SUPPRESSED = Counter(
     "sendloom_suppressed_total", "Decisions not to send, by reason", ("message_class", "reason")
 )
@@ -94,6 +97,11 @@ def record_unrecorded(message_class: MessageClass, count: int = 1) -> None:
 
 def record_without_claim() -> None:
     _WITHOUT_CLAIM.inc()
+
+
+def record_away(store: str) -> None:
+    """`store` is one of profiles, suppressions, switches. Any of it is worth an alert."""
+    _AWAY.labels(store).inc()
 
 
 def record_dead_letter(channel: Channel, message_class: MessageClass) -> None:

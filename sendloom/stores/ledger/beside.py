@@ -13,6 +13,7 @@ from uuid import UUID
 from schemas.kinds import Channel
 from sendloom.domain.guard_rails import Tally
 from sendloom.errors import Refusal, StoreUnavailable
+from sendloom.platform.metrics import delivery as metrics
 from sendloom.ports import (
     CampaignRow,
     FullLedger,
@@ -56,10 +57,11 @@ class PeopleBeside(PostgresPeople):
             async with asyncio.timeout(PATIENCE):
                 await _look(self._ledger, tenant, people)
         except (StoreUnavailable, TimeoutError) as e:
-            # POL-7: a passcode does not wait for the ledger. Everything else does.
+            # POL-7: a passcode does not wait for the ledger, and goes where it was cleared for at accept. Everything else waits.
             if await self._value(CATALOG["message_class"], tenant, category) != "security":
                 raise StoreUnavailable("suppressions cannot be looked at") from e
-            log.error("a security message goes on without a look at suppressions")
+            for person in people:
+                person.suppressions_unread = True
         return people
 
     async def _suppressed(self, tenant: str, facts: PageFacts) -> dict[tuple[str, bytes], str]:
@@ -69,7 +71,7 @@ class PeopleBeside(PostgresPeople):
             for channel, address_hash in zip(facts.a_channels, facts.a_hashes, strict=True):
                 by_channel.setdefault(channel, []).append(address_hash)
             for channel, hashes in by_channel.items():
-                found = await self._ledger.suppression(tenant, Channel(channel), hashes)
+                found = await _suppression(self._ledger, tenant, Channel(channel), hashes)
                 suppressed |= {(channel, hash): reason for hash, reason in found.items()}
         return suppressed
 
@@ -106,7 +108,7 @@ class CampaignsBeside(PeopleBeside, PostgresCampaigns):
         for send in sends:
             if send.address is not None:
                 by_hash.setdefault(send.address.address_hash, []).append(send)
-        found = await self._ledger.suppression(tenant, channel, list(by_hash))
+        found = await _suppression(self._ledger, tenant, channel, list(by_hash))
         for address_hash, reason in found.items():
             for send in by_hash[address_hash]:
                 send.suppressed = reason
@@ -177,7 +179,19 @@ async def _look(ledger: FullLedger, tenant: str, people: Iterable[Person]) -> No
             of_hash = by_channel.setdefault(channel, {})
             of_hash.setdefault(address.address_hash, []).append(person)
     for channel, by_hash in by_channel.items():
-        found = await ledger.suppression(tenant, channel, list(by_hash))
+        found = await _suppression(ledger, tenant, channel, list(by_hash))
         for address_hash, reason in found.items():
             for person in by_hash[address_hash]:
                 person.suppressed[channel] = reason
+
+
+async def _suppression(
+    ledger: FullLedger, tenant: str, channel: Channel, hashes: list[bytes]
+) -> dict[bytes, str]:
+    """Whoever waits for this waits in silence, so that it is away is said here (POL-7)."""
+    try:
+        return await ledger.suppression(tenant, channel, hashes)
+    except StoreUnavailable:
+        metrics.record_away("suppressions")
+        log.error("suppressions cannot be looked at")
+        raise
