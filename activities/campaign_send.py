@@ -17,7 +17,7 @@ from uuid import UUID, uuid5
 
 from temporalio import activity
 
-from activities.campaign_carriers import Carrier, Letter, Parcel, TestCarrier
+from activities.campaign_carriers import Carrier, Heading, Parcel, TestCarrier, Writer
 from activities.campaign_control import ControlWatch, InDoubtBudget
 from activities.campaign_ground import Ground, Grounds
 from activities.campaign_plan import PLAN, letter
@@ -36,7 +36,7 @@ from schemas.kinds import (
     Mode,
     RecipientState,
 )
-from schemas.notifications import DecisionKey, trusted_delivery_key
+from schemas.notifications import DecisionKey
 from schemas.outcomes import Accepted, CallOutcome, Failed, Rejected, Unknown
 from sendloom.domain import pacing
 from sendloom.domain.backoff import bucket_of, exhausted, retry_bucket
@@ -547,6 +547,8 @@ class _Stretch:
         objections: list[_Objection] = []
         clear: set[tuple[object, ...]] = set()
         """Where the last look lets somebody pass against whom nothing is known: the zone and times it depends on."""
+        addresses = self._addresses(rows)
+        writer = self._writer(scope, now)
         for row in rows:
             key = ground.key(scope.shard, scope.page, row.recipient_id)
             try:
@@ -557,7 +559,7 @@ class _Stretch:
                 if move is not None:
                     objections.append(_Objection(row, key, move))
                 else:
-                    ready.append(_Ready(row, key, self._dress(row, key, now)))
+                    ready.append(_Ready(row, key, self._dress(row, writer, addresses)))
             except Exception as e:
                 # One bad recipient is recorded and the chunk goes on (CAMP-4, cases C32 and C54).
                 objection = self._unsendable(row, key, e)
@@ -566,6 +568,31 @@ class _Stretch:
                 else:
                     objections.append(objection)
         return ready, objections
+
+    def _addresses(self, rows: Sequence[PageSend]) -> dict[bytes, bytes]:
+        """By their sealed form; empty when one of them does not open: then each is opened for itself."""
+        sealed = [row.address.sealed for row in rows if row.address is not None]
+        try:
+            plain = self.lane.sealer.open_many(ADDRESS_PURPOSE, self.ground.row.tenant, sealed)
+        except Exception:
+            log.warning("an address of a page does not open")
+            return {}
+        return dict(zip(sealed, plain, strict=True))
+
+    def _writer(self, scope: ClaimScope, now: datetime) -> Writer:
+        ground = self.ground
+        return self.carrier.writer(
+            Heading(
+                tenant=ground.tenant,
+                category=ground.category,
+                message_class=ground.category.message_class,
+                campaign_id=scope.campaign_id,
+                shard=scope.shard,
+                page=scope.page,
+                date=now,
+                validity_seconds=max(1, min(36_000, int((ground.ends_at - now).total_seconds()))),
+            )
+        )
 
     async def believe(
         self, scope: ClaimScope, objections: Sequence[_Objection], result: _Result
@@ -630,28 +657,17 @@ class _Stretch:
                 spread = until + spread_of(key)
                 return _later(key, spread if spread < ground.ends_at else until, reason)
 
-    def _dress(self, row: PageSend, key: DecisionKey, now: datetime) -> Parcel:
+    def _dress(self, row: PageSend, writer: Writer, addresses: Mapping[bytes, bytes]) -> Parcel:
         ground = self.ground
         assert row.address is not None
         template = ground.template(self.channel, row.locale)
         shared = ground.row.variables
-        rendered = template.render({**shared, **row.variables} if shared else row.variables)
-        address = self.lane.sealer.open(
-            ADDRESS_PURPOSE, ground.row.tenant, row.address.sealed
-        ).decode()
-        delivery = trusted_delivery_key(key, self.channel, row.send_no)
-        return self.carrier.dress(
-            Letter(
-                delivery=delivery,
-                address=address,
-                rendered=rendered,
-                tenant=ground.tenant,
-                category=ground.category,
-                message_class=ground.category.message_class,
-                date=now,
-                validity_seconds=max(1, min(36_000, int((ground.ends_at - now).total_seconds()))),
-            )
+        values = template.values({**shared, **row.variables} if shared else row.variables)
+        sealed = row.address.sealed
+        address = addresses.get(sealed) or self.lane.sealer.open(
+            ADDRESS_PURPOSE, ground.row.tenant, sealed
         )
+        return writer.write(row.recipient_id, row.send_no, address.decode(), template, values)
 
     def _unsendable(self, row: PageSend, key: DecisionKey, e: Exception) -> _Objection | None:
         """None: nothing is wrong with the recipient, so the row waits until the sender is put right."""

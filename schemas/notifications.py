@@ -65,23 +65,7 @@ def trusted_decision_key(
     return key
 
 
-def trusted_delivery_key(key: DecisionKey, channel: Channel, send_no: int) -> DeliveryKey:
-    """As `trusted_decision_key`, for a delivery to an address."""
-    delivery = object.__new__(DeliveryKey)
-    put = object.__setattr__
-    put(
-        delivery,
-        "__dict__",
-        {**key.__dict__, "channel": channel, "send_no": send_no, "device": ""},
-    )
-    put(delivery, "__pydantic_fields_set__", _DELIVERY_FIELDS)
-    put(delivery, "__pydantic_extra__", None)
-    put(delivery, "__pydantic_private__", None)
-    return delivery
-
-
 _DECISION_FIELDS = set(DecisionKey.model_fields)
-_DELIVERY_FIELDS = set(DeliveryKey.model_fields)
 
 
 class NotificationInput(Wire):

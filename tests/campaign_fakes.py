@@ -32,6 +32,7 @@ from schemas.outcomes import Accepted, CallOutcome, Failed
 from sendloom.domain.lanes import lane_for
 from sendloom.ports import CampaignRow, Tokens, WireMail
 from sendloom.providers import mime
+from sendloom.providers.mime_forms import Form
 from sendloom.stores.accepted import PostgresAccepted
 from sendloom.stores.campaigns import PostgresCampaigns
 from sendloom.stores.catalog import PostgresCatalog
@@ -362,7 +363,7 @@ class CampaignStage:
         self, channel: Channel = Channel.EMAIL, **ports: Any
     ) -> CampaignSendActivities:
         carrier = (
-            MailCarrier(self.mailer, mime, SENDERS)
+            MailCarrier(self.mailer, mime, Form, SENDERS)
             if channel is Channel.EMAIL
             else SmsCarrier(self.sms, SENDERS)
         )

@@ -87,6 +87,9 @@ class FakeSealer:
     def open(self, purpose: str, tenant: str, sealed: bytes) -> bytes:
         return self._ring.open(sealed, purpose=purpose, tenant=tenant)
 
+    def open_many(self, purpose: str, tenant: str, sealed: Sequence[bytes]) -> list[bytes]:
+        return self._ring.open_many(sealed, purpose=purpose, tenant=tenant)
+
     def address_hash(self, tenant: str, channel: Channel, lookup_form: str) -> bytes:
         return self.hashes.address_hash(tenant, channel, lookup_form)
 

@@ -31,6 +31,7 @@ from sendloom.platform.sealing import RingSealer
 from sendloom.platform.temporal import reachable
 from sendloom.ports import FullLedger, Provider, SentCache
 from sendloom.providers import mime
+from sendloom.providers.mime_forms import Form
 from sendloom.providers.smtp import SmtpProvider
 from sendloom.providers.smtp_pipeline import PipelineMailer
 from sendloom.providers.smtp_session import LoginGate, SmtpAccount
@@ -402,7 +403,7 @@ async def _carrier(
             _smtp_account(settings), connections=MAIL_CONNECTIONS, login_gate=logins
         )
         try:
-            yield MailCarrier(mailer, mime, _senders(settings))
+            yield MailCarrier(mailer, mime, Form, _senders(settings))
         finally:
             await mailer.close()
     else:

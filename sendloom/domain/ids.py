@@ -1,6 +1,7 @@
 """Every derived id. Same input, same id: that is what makes a retry harmless."""
 
 import base64
+import binascii
 import hashlib
 import struct
 import zlib
@@ -95,14 +96,60 @@ _CHANNELS_BACK = {n: channel for channel, n in _CHANNELS.items()}
 _HEAD = struct.Struct(">16sIIBBB")
 
 
+class DeliveryNames:
+    """The names of the deliveries of one page, as `delivery_id` and `message_id` give them; a campaign makes both a recipient."""
+
+    __slots__ = ("_campaign", "_channel", "_device", "_head", "_tenant")
+
+    def __init__(
+        self,
+        tenant: str,
+        campaign_id: UUID,
+        shard: int,
+        page: int,
+        channel: Channel,
+        device: str = "",
+    ) -> None:
+        self._tenant = tenant
+        self._campaign = campaign_id.bytes
+        self._channel = channel
+        self._device = device
+        self._head = (campaign_id.bytes, shard, page, _CHANNELS[channel])
+
+    def delivery_id(self, recipient_id: str, send_no: int) -> str:
+        """A readable-back name for one delivery: it carries the key, so no index is needed to find the row. No address in it."""
+        device = self._device.encode()
+        raw = _HEAD.pack(*self._head, send_no, len(device)) + device + recipient_id.encode()
+        return f"dlv_{_base64url(raw)}"
+
+    def message_id(self, recipient_id: str, send_no: int, domain: str) -> str:
+        """RFC 5322 Message-ID, the same over every retry of one delivery."""
+        named = (
+            f"{self._tenant}\x1f{recipient_id}\x1f{self._channel}\x1f{send_no}\x1f{self._device}"
+        )
+        digest = hashlib.blake2b(self._campaign + named.encode(), digest_size=16).hexdigest()
+        return f"<{digest}@{domain}>"
+
+
+def _base64url(raw: bytes) -> str:
+    return binascii.b2a_base64(raw, newline=False).translate(_URL_SAFE).decode().rstrip("=")
+
+
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+
+
 def delivery_id(d: DeliveryKey) -> str:
-    """A readable-back name for one delivery: it carries the key, so no index is needed to find the row. No address in it."""
-    device = d.device.encode()
-    head = _HEAD.pack(
-        d.campaign_id.bytes, d.shard, d.page, _CHANNELS[d.channel], d.send_no, len(device)
-    )
-    raw = head + device + d.recipient_id.encode()
-    return "dlv_" + base64.urlsafe_b64encode(raw).decode().rstrip("=")
+    """As `DeliveryNames.delivery_id`."""
+    return _names_of(d).delivery_id(d.recipient_id, d.send_no)
+
+
+def message_id(d: DeliveryKey, domain: str) -> str:
+    """As `DeliveryNames.message_id`."""
+    return _names_of(d).message_id(d.recipient_id, d.send_no, domain)
+
+
+def _names_of(d: DeliveryKey) -> DeliveryNames:
+    return DeliveryNames(d.tenant, d.campaign_id, d.shard, d.page, d.channel, d.device)
 
 
 def parse_delivery_id(tenant: str, frozen_at: datetime, text: str) -> DeliveryKey:
@@ -141,13 +188,6 @@ def parse_delivery_campaign(text: str) -> UUID:
         ValueError: it is not a delivery id.
     """
     return parse_delivery_id("", datetime.min.replace(tzinfo=UTC), text).campaign_id
-
-
-def message_id(d: DeliveryKey, domain: str) -> str:
-    """RFC 5322 Message-ID, the same over every retry of one delivery."""
-    named = f"{d.tenant}\x1f{d.recipient_id}\x1f{d.channel}\x1f{d.send_no}\x1f{d.device}"
-    digest = hashlib.blake2b(d.campaign_id.bytes + named.encode(), digest_size=16).hexdigest()
-    return f"<{digest}@{domain}>"
 
 
 def spread(d: DecisionKey, seconds: int) -> int:

@@ -96,8 +96,8 @@ class Preview(NamedTuple):
     sms: sms.SmsCount | None
 
 
-class _Part(NamedTuple):
-    """Literal pieces with a gap between each two, and which variable (by position) fills each gap.
+class Part(NamedTuple):
+    """Literal pieces with a gap between each two (`pieces[1::2]`), and which variable (by position) fills each gap.
 
     Joined, never formatted: nothing in a value is ever parsed, and 2 kB cost less than a microsecond.
     """
@@ -129,9 +129,9 @@ class CompiledTemplate:
     channel: Channel
     variables: tuple[_Variable, ...]
     """The used ones, in the order the parts refer to them."""
-    subject: _Part | None
-    text: _Part
-    html: _Part | None
+    subject: Part | None
+    text: Part
+    html: Part | None
 
     @property
     def required(self) -> frozenset[str]:
@@ -147,6 +147,14 @@ class CompiledTemplate:
         Raises:
             MissingVariable, BadVariable, TooLarge: for this recipient; each is a `RenderError`.
         """
+        return self.filled(self.values(values))
+
+    def values(self, values: Values) -> list[str]:
+        """What one recipient's variables show, in the order of `variables`.
+
+        Raises:
+            MissingVariable, BadVariable: for this recipient.
+        """
         plain: list[str] = []
         for variable in self.variables:
             value = _shown(variable.name, values)
@@ -159,16 +167,21 @@ class CompiledTemplate:
                     variable.name, "starts a link but is not an http or https address"
                 )
             plain.append(value)
+        return plain
 
+    def filled(self, plain: list[str]) -> Rendered:
+        """The message with what `values` made of one recipient's.
+
+        Raises:
+            TooLarge: for this recipient.
+        """
         subject = None
         if self.subject is not None:
-            subject = _one_line(self.subject.fill(plain))
+            subject = one_line(self.subject.fill(plain))
         text = self.text.fill(plain)
         markup = None
         if self.html is not None:
-            markup = self.html.fill(
-                [html.escape(v) if _NEEDS_ESCAPE.search(v) else v for v in plain]
-            )
+            markup = self.html.fill(escaped(plain))
         return self._checked(subject, text, markup)
 
     def _checked(self, subject: str | None, text: str, markup: str | None) -> Rendered:
@@ -258,15 +271,17 @@ def _as_text(name: str, value: object) -> str:
             raise BadVariable(name, "is not text or a number")
 
 
-def _one_line(value: str) -> str:
+def one_line(value: str) -> str:
+    """As a header's value may be."""
     if not value.isprintable():
         value = _NOT_IN_A_HEADER.sub(" ", value)
     # Some mail libraries decode this even in a value, and what it decodes to may be a line break (case C12).
     return value.replace("=?", "= ?") if "=?" in value else value
 
 
-flatten_header = _one_line
-"""For other values that end up in a header, such as display names."""
+def escaped(plain: list[str]) -> list[str]:
+    """As text of an HTML part."""
+    return [html.escape(v) if _NEEDS_ESCAPE.search(v) else v for v in plain]
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------
@@ -305,7 +320,7 @@ def compile_template(
         "html": HTML_MAX,
     }
     order: dict[str, int] = {}
-    parts: dict[str, _Part | None] = {"subject": None, "text": None, "html": None}
+    parts: dict[str, Part | None] = {"subject": None, "text": None, "html": None}
     for name, source in (("subject", subject), ("text", text), ("html", html)):
         if source is None:
             continue
@@ -359,7 +374,7 @@ def _declared(variables: Mapping[str, Mapping[str, str]]) -> dict[str, str | Non
 
 def _compile(
     source: str, part: str, declared: Mapping[str, str | None], order: dict[str, int]
-) -> _Part:
+) -> Part:
     literals: list[str] = []
     positions: list[int] = []
     at = start = 0
@@ -390,7 +405,7 @@ def _compile(
     literals.append(source[start:])
     pieces = [""] * (2 * len(literals) - 1)
     pieces[::2] = literals
-    return _Part(pieces, tuple(positions))
+    return Part(pieces, tuple(positions))
 
 
 # --- where in the HTML a placeholder stands -----------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def build(message: OutboundEmail) -> bytes:
     if message.html is not None:
         html = _encodable(_clean(message.html))
         content.add_alternative(html, subtype="html", charset="utf-8")
-        content.set_boundary(_boundary(message.message_id, message.text, message.html))
+        content.set_boundary(boundary_between(message.message_id, message.text, message.html))
     head = (
         _sender_headers(
             message.from_address, message.from_name, message.reply_to, message.auto_submitted
@@ -109,7 +109,7 @@ class Skeleton:
     it 33,000, both about a hundred times a plain `EmailMessage`; German text 37,000, Greek 21,000.
     """
 
-    __slots__ = ("_fixed",)
+    __slots__ = ("fixed",)
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Skeleton:
         reply_to: str | None = None,
         auto_submitted: bool = True,
     ) -> None:
-        self._fixed = (
+        self.fixed = (
             _sender_headers(from_address, from_name, reply_to, auto_submitted)
             + "MIME-Version: 1.0\r\n"
         )
@@ -141,12 +141,12 @@ class Skeleton:
         Raises:
             Unmailable: an address, id or URL in it cannot be written.
         """
-        head = self._fixed + _recipient_headers(
+        head = self.fixed + _recipient_headers(
             to_address, message_id, date, reference, subject, list_unsubscribe_url
         )
         if html is None:
             return (head + _part("plain", text)).encode("ascii")
-        boundary = _boundary(message_id, text, html)
+        boundary = boundary_between(message_id, text, html)
         return (
             f'{head}Content-Type: multipart/alternative; boundary="{boundary}"\r\n\r\n'
             f"--{boundary}\r\n{_part('plain', text)}\r\n"
@@ -224,28 +224,39 @@ def _recipient_headers(
     subject: str,
     list_unsubscribe_url: str | None,
 ) -> str:
+    names_are_writable(message_id, reference, list_unsubscribe_url)
+    return (
+        f"To: {mailbox(to_address)}\r\n{subject_line(subject)}{date_line(date)}"
+        f"Message-ID: {message_id}\r\nX-Sendloom-Delivery: {reference}\r\n"
+        f"{unsubscribe_lines(list_unsubscribe_url)}"
+    )
+
+
+def names_are_writable(
+    message_id: str, reference: str, list_unsubscribe_url: str | None = None
+) -> None:
+    """
+    Raises:
+        Unmailable: one of them cannot stand in a header on one line.
+    """
     if not _MESSAGE_ID.fullmatch(message_id):
         raise Unmailable("5.6.0", "not a Message-ID")
     if not _TOKEN.fullmatch(reference):
         raise Unmailable("5.6.0", "not a reference")
-    # Exact and on one line each: software matches these byte for byte.
-    unsubscribe = ""
-    if list_unsubscribe_url is not None:
-        if not _URL.fullmatch(list_unsubscribe_url):
-            raise Unmailable("5.6.0", "not an unsubscribe URL")
-        unsubscribe = (
-            f"List-Unsubscribe: <{list_unsubscribe_url}>\r\n"
-            "List-Unsubscribe-Post: List-Unsubscribe=One-Click\r\n"
-        )
-    return (
-        f"To: {mailbox(to_address)}\r\n{_subject_line(subject)}Date: {_date(date)}\r\n"
-        f"Message-ID: {message_id}\r\nX-Sendloom-Delivery: {reference}\r\n{unsubscribe}"
-    )
+    if list_unsubscribe_url is not None and not _URL.fullmatch(list_unsubscribe_url):
+        raise Unmailable("5.6.0", "not an unsubscribe URL")
+
+
+def unsubscribe_lines(url: str | None) -> str:
+    """Exact and on one line each: software matches these byte for byte."""
+    if url is None:
+        return ""
+    return f"List-Unsubscribe: <{url}>\r\nList-Unsubscribe-Post: List-Unsubscribe=One-Click\r\n"
 
 
 @lru_cache(maxsize=1024)
-def _date(date: datetime) -> str:
-    return format_datetime(date if date.tzinfo else date.replace(tzinfo=UTC))
+def date_line(date: datetime) -> str:
+    return f"Date: {format_datetime(date if date.tzinfo else date.replace(tzinfo=UTC))}\r\n"
 
 
 def _flat(text: str) -> str:
@@ -255,7 +266,7 @@ def _flat(text: str) -> str:
     return _BREAKS.sub(" ", text).strip()
 
 
-def _subject_line(subject: str) -> str:
+def subject_line(subject: str) -> str:
     subject = _flat(subject)
     if subject.isascii() and "=?" not in subject:
         if len(subject) <= _HEADER_LINE - len("Subject: "):
@@ -365,9 +376,13 @@ def _part(subtype: str, text: str) -> str:
             canonical = data.replace(b"\n", b"\r\n")
             body = base64.encodebytes(canonical).decode("ascii").replace("\n", "\r\n")
             encoding = "base64"
+    return leaf_head(subtype, encoding) + body
+
+
+def leaf_head(subtype: str, encoding: str) -> str:
     return (
         f'Content-Type: text/{subtype}; charset="utf-8"\r\n'
-        f"Content-Transfer-Encoding: {encoding}\r\n\r\n{body}"
+        f"Content-Transfer-Encoding: {encoding}\r\n\r\n"
     )
 
 
@@ -389,7 +404,7 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _boundary(message_id: str, *bodies: str) -> str:
+def boundary_between(message_id: str, *bodies: str) -> str:
     """The same for the same message, so that a retry is the same bytes; never part of what it divides."""
     for n in range(1_000):
         digest = blake2b(f"{n}{message_id}".encode(), digest_size=12).hexdigest()

@@ -10,6 +10,7 @@ from activities.campaign_carriers import MailCarrier
 from activities.campaign_send import CampaignSendActivities
 from schemas.kinds import ControlState, RecipientState
 from sendloom.providers import mime
+from sendloom.providers.mime_forms import Form
 from sendloom.providers.simulators.server import Simulators
 from sendloom.providers.smtp_pipeline import PipelineMailer
 from sendloom.providers.smtp_session import SmtpAccount
@@ -30,7 +31,7 @@ async def sending_to(
 ) -> AsyncIterator[CampaignSendActivities]:
     mailer = PipelineMailer(SmtpAccount(host, port), connections=4)
     try:
-        yield stage.send_activities(carrier=MailCarrier(mailer, mime, SENDERS))
+        yield stage.send_activities(carrier=MailCarrier(mailer, mime, Form, SENDERS))
     finally:
         await mailer.close()
 

@@ -19,7 +19,7 @@ from sendloom.domain.rendering import (
     Rendered,
     TooLarge,
     compile_template,
-    flatten_header,
+    one_line,
     problems,
 )
 from sendloom.domain.sms import Encoding
@@ -93,7 +93,7 @@ def test_c12_an_encoded_word_is_not_put_together_from_a_literal_and_a_value():
 
 
 def test_c12_the_same_flattening_is_there_for_display_names():
-    assert flatten_header("Zoë\r\nBcc: x@example.com") == "Zoë Bcc: x@example.com"
+    assert one_line("Zoë\r\nBcc: x@example.com") == "Zoë Bcc: x@example.com"
 
 
 def test_control_characters_are_dropped_and_line_breaks_kept_in_text():
