@@ -173,6 +173,15 @@ class TelemetrySettings(Part):
     sample_ratio: float = Field(0.01, ge=0, le=1, description="share of successful traces kept")
 
 
+class WorkerSettings(Part):
+    security_worst_hour: int = Field(
+        10_000, ge=1, description="security messages in the worst hour; capacity is twice that"
+    )
+    marketing_most: int = Field(
+        4, ge=1, le=1000, description="marketing processes that serve at once; more stand by"
+    )
+
+
 class Settings(Part):
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -202,6 +211,7 @@ class Settings(Part):
     api: ApiSettings
     client: ClientSettings = ClientSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    workers: WorkerSettings = WorkerSettings()
 
     @property
     def postgres_dsn(self) -> str:

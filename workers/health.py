@@ -23,6 +23,9 @@ class Health:
     def ready(self) -> None:
         self._not_ready = None
 
+    def standing_by(self) -> None:
+        self._not_ready = "standing by: as many processes serve as may"
+
     def draining(self) -> None:
         self._not_ready = "draining"
 

@@ -21,7 +21,8 @@ from sendloom.stores.migrations.runner import check_schema
 from workers import wiring
 from workers.fleet import flow_worker, lane_worker, ops_worker
 from workers.health import Health, listening
-from workers.serve import serve
+from workers.locks import Places
+from workers.serve import Background, serve
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +59,37 @@ async def _run(
         if message_class == OPS:
             await _serve_ops(settings, client, stop, health)
             return
+        beside: list[Background] = []
+        if _serves_marketing(message_class, lanes):
+            places = Places(settings.postgres_dsn, "marketing", settings.workers.marketing_most)
+            open_.push_async_callback(places.leave)
+            health.standing_by()
+            if not await _unless_stopped(places.take(), stop):
+                return
+            beside.append(places.keep)
         workers = await _open_workers(settings, client, message_class, lanes, open_)
         _calm_the_collector()
         health.ready()
         log.info("serving", extra={"queues": [worker.task_queue for worker in workers]})
-        await serve(workers, stop, draining=health.draining)
+        await serve(workers, stop, beside=beside, draining=health.draining)
+
+
+def _serves_marketing(message_class: str | None, lanes: Sequence[Lane]) -> bool:
+    return message_class == MessageClass.MARKETING or any(
+        lane.message_class is MessageClass.MARKETING for lane in lanes
+    )
+
+
+async def _unless_stopped(waiting: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """False: it was told to stop before what it waited for came."""
+    both = asyncio.create_task(waiting), asyncio.create_task(stop.wait())
+    done, rest = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    for task in done:
+        task.result()
+    return not stop.is_set()
 
 
 def _calm_the_collector() -> None:

@@ -25,10 +25,11 @@ from activities.reminders import ReminderActivities
 from activities.rendering import Senders, Templates
 from activities.triggers import TriggerActivities
 from schemas.kinds import Channel, MessageClass
-from sendloom.domain.lanes import Lane
+from sendloom.domain.capacity import bounds
+from sendloom.domain.lanes import Lane, lanes_of
 from sendloom.platform.priority import own_nice
 from sendloom.platform.sealing import RingSealer
-from sendloom.platform.temporal import reachable
+from sendloom.platform.temporal import reachable, waiting_in
 from sendloom.ports import FullLedger, Provider, SentCache
 from sendloom.providers import mime
 from sendloom.providers.mime_forms import Form
@@ -52,6 +53,7 @@ from sendloom.stores.redis_client import open_redis
 from sendloom.stores.schedules import PostgresSchedules
 from sendloom.stores.sent_cache import RedisSentCache
 from sendloom.stores.tokens import RedisTokens
+from workers.capacity import LOOK_EVERY, CapacityWatch, Waiting
 from workers.fleet import Activities
 from workers.locks import advisory_lock
 from workers.nudging import NUDGE_EVERY, Nudger
@@ -74,6 +76,7 @@ KEPT_S = 20.0
 
 FLOW_POOL = 8
 """Planning and closing: some milliseconds each, a hundred at once at most."""
+CONTROL_POOL = 2
 OPS_POOL = 6
 REBUILD_POOL = 8
 
@@ -186,7 +189,7 @@ async def shared(settings: Settings) -> AsyncIterator["Shared"]:
     sealer = _sealer(settings)
     # Two connections: a slow look at what security waits for must not make a pause slow; nor must giving way.
     async with (
-        _pool(settings, 2, "control", gives_way=False) as pool,
+        _pool(settings, CONTROL_POOL, "control", gives_way=False) as pool,
         open_cassandra(settings) as cassandra,
     ):
         s = stores(pool, sealer, cassandra)
@@ -275,6 +278,7 @@ async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
                 partial(every, PURGE_EVERY, purger.purge, "purge"),
                 partial(every, PURGE_EVERY, reaper.reap, "reap"),
                 partial(every, NUDGE_EVERY, nudger.nudge, "nudge"),
+                partial(every, LOOK_EVERY, capacity(settings, client).watch, "capacity"),
             ],
             activities=[triggering.fire],
         )
@@ -301,6 +305,32 @@ async def rebuild(settings: Settings, client: Client) -> AsyncIterator[Rebuild]:
             fire=triggers(s, client).fire,
             work_due=partial(starting.work_due, client, rpc_timeout=START_SECONDS),
         )
+
+
+def capacity(settings: Settings, client: Client) -> CapacityWatch:
+    async def look(queue: str) -> Waiting:
+        return Waiting(*await waiting_in(client, queue))
+
+    given = settings.workers
+    return CapacityWatch(
+        look,
+        {
+            message_class: bounds(
+                message_class,
+                worst_hour=given.security_worst_hour,
+                marketing_most=given.marketing_most,
+            )
+            for message_class in MessageClass
+        },
+    )
+
+
+def connections(message_class: MessageClass) -> int:
+    """The most database connections one process of a class opens. Marketing has `marketing_most` processes (LANE-8)."""
+    place = 1 if message_class is MessageClass.MARKETING else 0
+    return (
+        FLOW_POOL + CONTROL_POOL + place + sum(lane.pool_size for lane in lanes_of(message_class))
+    )
 
 
 def triggers(s: Stores, client: Client) -> TriggerActivities:

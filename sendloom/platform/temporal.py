@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import (
+    DescribeNamespaceRequest,
+    DescribeTaskQueueRequest,
+)
 from temporalio.client import Client, Interceptor
 from temporalio.runtime import (
     LoggingConfig,
@@ -72,6 +77,28 @@ async def connect(
         raise ConfigurationError(_explain(t, e)) from None
     except RuntimeError as e:
         raise ConfigurationError(_explain_core(t, str(e))) from None
+
+
+async def waiting_in(client: Client, queue: str) -> tuple[int, timedelta, frozenset[str]]:
+    """A queue's tasks, the age of the oldest, and the identities of who asked for one lately."""
+    tasks, oldest, workers = 0, timedelta(0), set[str]()
+    for kind in (
+        TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+        TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+    ):
+        said = await client.workflow_service.describe_task_queue(
+            DescribeTaskQueueRequest(
+                namespace=client.namespace,
+                task_queue=TaskQueue(name=queue),
+                task_queue_type=kind,
+                report_stats=True,
+            ),
+            timeout=_PROBE,
+        )
+        tasks += said.stats.approximate_backlog_count
+        oldest = max(oldest, said.stats.approximate_backlog_age.ToTimedelta())
+        workers |= {poller.identity for poller in said.pollers}
+    return tasks, oldest, frozenset(workers)
 
 
 async def reachable(client: Client) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import os
 import signal
 import sys
@@ -65,6 +66,16 @@ class Worker:
         assert self.process.returncode is not None
         return self.process.returncode, out.decode()
 
+    async def not_ready(self, seconds: float = 60) -> str:
+        """Why, once it has got further than to start."""
+        async with asyncio.timeout(seconds), httpx.AsyncClient() as http:
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    answer = await http.get(f"http://127.0.0.1:{self.port}/readyz")
+                    if answer.status_code == 503 and "starting" not in answer.text:
+                        return answer.text
+                await asyncio.sleep(0.05)
+
     async def ready(self, seconds: float = 60) -> None:
         async with asyncio.timeout(seconds), httpx.AsyncClient() as http:
             while self.process.returncode is None:
@@ -84,6 +95,22 @@ async def test_a_worker_gets_ready_and_drains_on_sigterm_with_exit_code_0(settin
         code, log = await worker.ended()
     assert code == 0, log
     assert '"drained"' in log
+
+
+async def test_a_marketing_process_over_the_ceiling_stands_by_until_it_is_told_to_go(
+    settings: Settings,
+):
+    """LANE-8, by two real processes."""
+    env = environment(settings) | {"SENDLOOM_WORKERS__MARKETING_MOST": "1"}
+    async with Worker(env, "--class", "marketing") as first:
+        await first.ready()
+        async with Worker(env, "--class", "marketing") as second:
+            assert "standing by" in await second.not_ready()
+            second.process.send_signal(signal.SIGTERM)
+            code, log = await second.ended()
+        assert code == 0, log
+        assert '"serving"' not in log
+        await first.ready()
 
 
 async def test_c64_an_unknown_namespace_ends_it_at_once_and_says_so(settings: Settings):

@@ -2,6 +2,8 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from schemas.kinds import MessageClass
+
 _BACKLOG = Gauge("sendloom_lane_backlog", "Tasks waiting in a queue", ("queue",))
 _OLDEST = Gauge(
     "sendloom_lane_oldest_seconds", "Age of the oldest task waiting in a queue", ("queue",)
@@ -17,12 +19,25 @@ _ACTIVITIES = Counter(
     "Activity attempts by how they ended",
     ("queue", "activity", "result"),
 )
+_RUNNING = Gauge(
+    "sendloom_worker_processes", "Processes that ask for a class's work", ("message_class",)
+)
+_WANTED = Gauge(
+    "sendloom_worker_processes_wanted",
+    "Processes a class should have, by the age of its oldest item (LANE-8)",
+    ("message_class",),
+)
 _DRAINING = Gauge("sendloom_worker_draining", "1 while this process drains")
 
 
 def record_backlog(queue: str, tasks: int, oldest_seconds: float) -> None:
     _BACKLOG.labels(queue).set(tasks)
     _OLDEST.labels(queue).set(oldest_seconds)
+
+
+def record_processes(message_class: MessageClass, running: int, wanted: int) -> None:
+    _RUNNING.labels(message_class).set(running)
+    _WANTED.labels(message_class).set(wanted)
 
 
 def record_picked_up(queue: str, waited_seconds: float) -> None:
