@@ -1,6 +1,7 @@
 """Campaigns: accepted in milliseconds whatever the audience, controlled by a row, counted so that it adds up."""
 
 import hashlib
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Annotated
 from uuid import UUID, uuid4
@@ -66,7 +67,7 @@ from sendloom.domain.quiet_hours import parse_window
 from sendloom.domain.segments import parse
 from sendloom.domain.wall_time import parse_local
 from sendloom.errors import Refusal
-from sendloom.ports import AcceptedRow, CampaignRow, Category, Member
+from sendloom.ports import AcceptedRow, CampaignRow, Category, ListVersion, Member
 from sendloom.rows import SegmentLook
 
 router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
@@ -171,13 +172,20 @@ async def _list_of(parts: Parts, caller: Caller, body: CampaignRequest) -> UUID:
     if found is None:
         raise Refusal("unknown_list", f"there is no list {body.list_id}", field="list_id")
     if found.current_version is None:
-        raise Refusal(
-            "list_not_ready",
-            f"list {body.list_id} has no ready version",
-            field="list_id",
-            status=409,
-        )
+        raise _unusable(body.list_id, await parts.lists.versions(caller.id, body.list_id))
     return found.current_version
+
+
+def _unusable(list_id: str, versions: Sequence[ListVersion]) -> Refusal:
+    """Why a list without a ready version has none: its newest one says."""
+    newest = max(versions, key=lambda version: version.created_at, default=None)
+    if newest is None or newest.state != "failed":
+        code, why = "list_not_ready", f"list {list_id} has no ready version"
+    elif newest.reason == "empty":
+        code, why = "list_empty", f"list {list_id} has no rows"
+    else:
+        code, why = "list_failed", f"the upload of list {list_id} failed: {newest.reason}"
+    return Refusal(code, why, field="list_id", status=409)
 
 
 async def _segment(parts: Parts, caller: Caller, segment_id: str) -> PinnedSegment:
@@ -500,6 +508,8 @@ async def approve(id: UUID, caller: CampaignController, parts: PartsDep) -> Camp
             await audited(parts, caller, "campaign.approve", str(id), size=row.size)
         else:
             row = await _find(parts, caller, id)
+            if (await parts.campaigns.control(caller.id, id)).state is ControlState.CANCELLED:
+                raise _closed(CampaignPhase.CANCELLED)
             if row.approved_by is None:
                 raise Refusal("not_awaiting_approval", f"it is {row.phase}", status=409)
     control = await parts.campaigns.control(caller.id, id)

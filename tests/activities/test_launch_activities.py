@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 import pytest_asyncio
 
+from activities.rendering import Templates
 from schemas.campaigns import PreflightReport
 from schemas.kinds import CampaignPhase, ControlState
 from sendloom.domain.segments import Segment
@@ -363,3 +364,26 @@ async def test_waves_keep_the_wall_time_on_the_day_the_clocks_change(
         # Spread over a few minutes, so that a whole zone does not leave in one second.
         late = row["not_before"] - datetime.fromisoformat(moment)
         assert timedelta(0) <= late <= timedelta(minutes=15)
+
+
+async def test_a_template_that_changes_under_a_running_campaign_changes_no_message(
+    stage: CampaignStage,
+):
+    await stage.set_up(20, page_size=2)
+    await stage.launch()
+    await stage.plan()
+    await stage.send(max_recipients=2)
+    assert 0 < len(stage.mailer.mails) < 20
+    await stage.pool.execute(
+        "INSERT INTO template_versions (tenant, template_id, version, variables, default_locale, published_at)"
+        " SELECT tenant, template_id, 2, variables, default_locale, now() FROM template_versions"
+    )
+    await stage.pool.execute(
+        "INSERT INTO template_parts (tenant, template_id, version, channel, locale, subject, text, html)"
+        " SELECT tenant, template_id, 2, channel, locale, subject, 'Quite another thing', NULL FROM template_parts"
+    )
+    await stage.pool.execute("UPDATE templates SET current_version = 2")
+    # Also for a worker that has just come, and has compiled nothing yet.
+    await stage.send(stage.send_activities(templates=Templates(stage.catalog)))
+    assert len(stage.mailer.mails) == 20
+    assert all(b"this week only" in mail.data for mail in stage.mailer.mails)

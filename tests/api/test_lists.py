@@ -160,7 +160,7 @@ async def test_an_upload_without_one_good_line_has_failed_and_cannot_be_sent_to(
         "variables": {"order": "1"},
     }
     answer = await account.post("/v1/campaigns", campaign, key="c")
-    assert code_of(answer) == (409, "list_not_ready")
+    assert code_of(answer) == (409, "list_empty")
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ UPDATE campaigns
 UPDATE campaigns
    SET approved_by = $3, approved_at = now()
  WHERE tenant = $1 AND campaign_id = $2 AND phase = 'awaiting_approval' AND approved_by IS NULL AND created_by <> $3
+   -- Its workflow shows the end of it a moment later.
+   AND NOT EXISTS (SELECT FROM campaign_control o WHERE o.tenant = $1 AND o.campaign_id = $2 AND o.state = 'cancelled')
 
 -- name: health
 SELECT (SELECT count(*) FROM claims k
