@@ -36,7 +36,7 @@ from schemas.kinds import (
     Mode,
     RecipientState,
 )
-from schemas.notifications import DecisionKey
+from schemas.notifications import DecisionKey, trusted_decision_key
 from schemas.outcomes import Accepted, CallOutcome, Failed, Rejected, Unknown
 from sendloom.domain import pacing
 from sendloom.domain.backoff import bucket_of, exhausted, retry_bucket
@@ -246,7 +246,15 @@ class _Row:
     """One row of a page."""
 
     row: PageSend
-    key: DecisionKey
+    at: ClaimScope
+
+    @property
+    def key(self) -> DecisionKey:
+        """Made when it is asked for: most rows are sent, and those are named by their page and id."""
+        at = self.at
+        return trusted_decision_key(
+            at.tenant, at.frozen_at, at.campaign_id, at.shard, at.page, self.row.recipient_id
+        )
 
 
 @dataclass(slots=True)
@@ -268,6 +276,9 @@ class _Objection(_Row):
 class _Result:
     """What a chunk leads to, gathered and then written in a few statements."""
 
+    at: ClaimScope
+    sent: list[str] = field(default_factory=list)
+    """Whose message is proven to be with the provider."""
     claims: list[ClaimResult] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
@@ -478,7 +489,7 @@ class _Stretch:
 
     async def object(self, scope: ClaimScope, objections: Sequence[_Objection]) -> None:
         """Writes why these may not go."""
-        result = _Result()
+        result = _Result(scope)
         await self.believe(scope, objections, result)
         self.handled += len(objections)
         await self._rungs(result)
@@ -498,7 +509,7 @@ class _Stretch:
                 if allowed == 0:
                     continue
                 chunk, rest = rest[:allowed], rest[allowed:]
-                result = _Result()
+                result = _Result(scope)
                 ready, objections = self._look_and_dress(scope, chunk, result)
                 await self.believe(scope, objections, result)
                 if ready:
@@ -513,7 +524,7 @@ class _Stretch:
                         asyncio.create_task(self._carry(scope, ready, result, self.chunks))
                     )
                 else:
-                    self.handled += len(result.moves) + len(result.rejected)
+                    self.handled += len(result.sent) + len(result.moves) + len(result.rejected)
                     await self._rungs(result)
                     await self._write(result)
                     left += result.left
@@ -545,24 +556,25 @@ class _Stretch:
         ground, now = self.ground, self.lane.now()
         ready: list[_Ready] = []
         objections: list[_Objection] = []
-        clear: set[tuple[object, ...]] = set()
+        clear: set[tuple[object, ...] | None] = set()
         """Where the last look lets somebody pass against whom nothing is known: the zone and times it depends on."""
         addresses = self._addresses(rows)
         writer = self._writer(scope, now)
         for row in rows:
-            key = ground.key(scope.shard, scope.page, row.recipient_id)
             try:
                 like = None if _spoken_against(row) else (row.zone, row.not_before, row.not_after)
-                move = None if like in clear else self._objection(row, key, now)
-                if move is None and like is not None:
-                    clear.add(like)
-                if move is not None:
-                    objections.append(_Objection(row, key, move))
-                else:
-                    ready.append(_Ready(row, key, self._dress(row, writer, addresses)))
+                if like not in clear:
+                    key = ground.key(scope.shard, scope.page, row.recipient_id)
+                    move = self._objection(row, key, now)
+                    if move is not None:
+                        objections.append(_Objection(row, scope, move))
+                        continue
+                    if like is not None:
+                        clear.add(like)
+                ready.append(_Ready(row, scope, self._dress(row, writer, addresses)))
             except Exception as e:
                 # One bad recipient is recorded and the chunk goes on (CAMP-4, cases C32 and C54).
-                objection = self._unsendable(row, key, e)
+                objection = self._unsendable(row, scope, e)
                 if objection is None:
                     result.left += 1
                 else:
@@ -611,7 +623,7 @@ class _Stretch:
             elif claim.state is ClaimState.CLAIMED:
                 result.moves.append(_in_flight(one.key, claim.lease_until))
             elif claim.state is ClaimState.SENT:
-                result.moves.append(_sent(one.key))
+                result.sent.append(one.row.recipient_id)
             elif claim.state is ClaimState.REJECTED:
                 code = claim.code or "rejected"
                 result.rejected.append((one, Rejected(provider=claim.provider or "", code=code)))
@@ -669,7 +681,7 @@ class _Stretch:
         )
         return writer.write(row.recipient_id, row.send_no, address.decode(), template, values)
 
-    def _unsendable(self, row: PageSend, key: DecisionKey, e: Exception) -> _Objection | None:
+    def _unsendable(self, row: PageSend, scope: ClaimScope, e: Exception) -> _Objection | None:
         """None: nothing is wrong with the recipient, so the row waits until the sender is put right."""
         code = str(getattr(e, "code", "") or "send_error")
         if getattr(e, "scope", None) is FaultScope.SENDER:
@@ -679,9 +691,10 @@ class _Stretch:
         said = str(e)[:200] if isinstance(e, RenderError) else type(e).__name__
         log.warning("a recipient's message could not be made", extra={"error": said})
         state = RecipientState.FAILED
+        key = self.ground.key(scope.shard, scope.page, row.recipient_id)
         return _Objection(
             row,
-            key,
+            scope,
             _final(key, state, code),
             letter(self.ground.row, key, self.channel, state, code, said),
         )
@@ -784,7 +797,7 @@ class _Stretch:
             case InFlight(until=until):
                 result.moves.append(_in_flight(one.key, until))
             case Done(state=ClaimState.SENT):
-                result.moves.append(_sent(one.key))
+                result.sent.append(one.row.recipient_id)
             case Done(state=ClaimState.REJECTED, code=code):
                 rejected = Rejected(provider=answer.provider or "", code=code or "rejected")
                 result.rejected.append((one, rejected))
@@ -827,21 +840,36 @@ class _Stretch:
             # A provider never raises; should one, nobody knows what it had done by then.
             log.exception("a provider raised")
             outcomes = [Unknown(provider=self.carrier.name, code=type(e).__name__) for _ in won]
+        # Nearly everything is a first attempt that is taken: recorded by columns, not by objects.
+        taken: dict[str, str] = {}
+        provider = self.carrier.name
         for (one, claim), outcome in zip(won, outcomes, strict=True):
-            self._judge(one, claim, outcome, owner, result)
-        await self._insist(lambda: lane.ledger.record(scope, result.claims))
+            if (
+                type(outcome) is Accepted
+                and claim.attempt == 1
+                and one.row.send_no == 1
+                and outcome.provider == provider
+            ):
+                taken[one.row.recipient_id] = outcome.provider_message_id
+            else:
+                self._judge(one, claim, outcome, owner, result)
+        if taken:
+            await self._insist(lambda: lane.ledger.record_sent(scope, owner, provider, taken))
+            result.sent += taken
+        if result.claims:
+            await self._insist(lambda: lane.ledger.record(scope, result.claims))
         return outcomes
 
     def _judge(
         self, one: _Ready, claim: Won, outcome: CallOutcome, owner: UUID, result: _Result
     ) -> None:
         """The one table of outcomes, for a campaign's row."""
-        key, row = one.key, one.row
+        row = one.row
         state, message_id, code = ClaimState.SENT, None, None
         match outcome:
             case Accepted():
                 message_id = outcome.provider_message_id
-                result.moves.append(_sent(key))
+                result.sent.append(row.recipient_id)
             case Rejected():
                 state, code = ClaimState.REJECTED, outcome.code
                 if row.address is not None and (outcome.suppress or outcome.opted_out):
@@ -998,8 +1026,17 @@ class _Stretch:
             )
         if result.letters:
             await self._insist(partial(lane.dead_letters.add, result.letters))
+        if result.sent:
+            like = Move(
+                self.ground.key(result.at.shard, result.at.page, ""),
+                _ANY_BUT_SENT,
+                RecipientState.SENT,
+                Cause.PROOF,
+            )
+            await self._insist(partial(lane.decisions.move_page, result.sent, like))
         if result.moves:
             await self._insist(partial(lane.decisions.move, result.moves))
+        result.sent.clear()
         result.moves.clear()
         result.letters.clear()
         result.suppress.clear()
@@ -1276,6 +1313,7 @@ class _Due(_Work):
         ladder = ground.policy.ladder
         rung = ladder.index(s.channel) if s.channel in ladder else 0
         used = [person.cap_uses for person in found]
+        scope = s.scope(shard, page)
         objections: list[_Objection] = []
         uses: list[CapUse] = []
         going: list[tuple[PageSend, Person]] = []
@@ -1288,7 +1326,7 @@ class _Due(_Work):
                 going.append((row, person))
                 uses += caps
             else:
-                objections.append(_Objection(row, key, _redecided(decision, now)))
+                objections.append(_Objection(row, scope, _redecided(decision, now)))
         full: frozenset[str] = frozenset()
         if uses:
             full = await lane.decisions.use_caps(ground.row.tenant, ground.row.campaign_id, uses)
@@ -1305,8 +1343,8 @@ class _Due(_Work):
                         state=RecipientState.SUPPRESSED,
                         reason=Reason.FREQUENCY_CAP,
                     )
-                objections.append(_Objection(row, key, _redecided(decision, now)))
-        await s.object(s.scope(shard, page), objections)
+                objections.append(_Objection(row, scope, _redecided(decision, now)))
+        await s.object(scope, objections)
         return [row for row, _ in going if row.recipient_id not in full]
 
 
@@ -1342,10 +1380,6 @@ async def _all(tasks: Sequence["asyncio.Task[T]"]) -> list[T]:
 
 def _start(ground: Ground) -> datetime:
     return ground.spec.send_at or ground.frozen_at
-
-
-def _sent(key: DecisionKey) -> Move:
-    return Move(key, _ANY_BUT_SENT, RecipientState.SENT, Cause.PROOF)
 
 
 def _final(key: DecisionKey, state: RecipientState, reason: str) -> Move:

@@ -369,6 +369,12 @@ class Ledger(Protocol):
         """Merge outcomes by the rules of `domain.outcomes.merge`. A missing claim is inserted with its outcome (POL-7)."""
         ...
 
+    async def record_sent(
+        self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
+    ) -> None:
+        """As `record` for first attempts of first sends that the provider took: its message id by recipient."""
+        ...
+
     async def read(self, scope: ClaimScope, wants: Sequence[Want]) -> list[ClaimRow | None]: ...
 
     async def settle(self, scope: ClaimScope) -> int:
@@ -521,6 +527,10 @@ class DecisionStore(Protocol):
 
     async def move(self, moves: Sequence[Move]) -> int:
         """Apply the compare-and-sets; how many matched. A move out of pending/deferred to anything but sent gives caps back."""
+        ...
+
+    async def move_page(self, recipient_ids: Sequence[str], like: Move) -> int:
+        """As `move` for all of these, of the page that `like.key` names, each as `like` says."""
         ...
 
     async def use_caps(

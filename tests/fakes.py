@@ -37,6 +37,7 @@ from sendloom.ports import (
     Want,
     Won,
 )
+from sendloom.stores.ledger.common import taken
 
 START = datetime(2026, 3, 2, 15, 0, tzinfo=UTC)
 
@@ -274,6 +275,14 @@ class FakeDecisions(Outage):
         await self.reach("read")
         return self.decisions.get(_decision_id(key))
 
+    async def move_page(self, recipient_ids: Sequence[str], like: Move) -> int:
+        return await self.move(
+            [
+                replace(like, key=like.key.model_copy(update={"recipient_id": id}))
+                for id in recipient_ids
+            ]
+        )
+
     async def move(self, moves: Sequence[Move]) -> int:
         await self.reach("move")
         matched = 0
@@ -387,6 +396,11 @@ class FakeLedger(Outage):
         if held.lease_until <= now:
             return InDoubt(held.attempt, held.owner)
         return InFlight(held.lease_until, held.attempt)
+
+    async def record_sent(
+        self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
+    ) -> None:
+        await self.record(scope, taken(owner, provider, sent))
 
     async def record(self, scope: ClaimScope, results: Sequence[ClaimResult]) -> None:
         await self.reach("record")

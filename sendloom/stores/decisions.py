@@ -112,8 +112,22 @@ class PostgresDecisions(PostgresStore):
         with answering():
             async with self._pool.acquire(timeout=ACQUIRE) as connection:
                 for page, batch in _by_page(moves):
-                    matched += await _move(connection, page, batch)
+                    ids = [m.key.recipient_id for m in batch]
+                    if len(set(ids)) != len(ids):
+                        raise ValueError("two moves of one decision")
+                    matched += await _move(connection, page, ids, batch)
         return matched
+
+    async def move_page(self, recipient_ids: Sequence[str], like: Move) -> int:
+        if not recipient_ids:
+            return 0
+        if like.send_no is not None or like.not_before is not None or like.not_after is not None:
+            raise ValueError("these are told one by one, with `move`")
+        # In the one order that every writer keeps.
+        ids = sorted(set(recipient_ids))
+        with answering():
+            async with self._pool.acquire(timeout=ACQUIRE) as connection:
+                return await _move(connection, _page(like.key), ids, [like])
 
     async def use_caps(
         self, tenant: str, campaign_id: UUID, caps: Sequence[CapUse]
@@ -295,9 +309,10 @@ async def _use(
     )
 
 
-async def _move(connection: Connection, page: _Page, moves: Sequence[Move]) -> int:
-    if len({m.key.recipient_id for m in moves}) != len(moves):
-        raise ValueError("two moves of one decision")
+async def _move(
+    connection: Connection, page: _Page, recipient_ids: Sequence[str], moves: Sequence[Move]
+) -> int:
+    """`moves`: one for each, or a single one for all."""
     expects, expect = column([_mask(m.expect, m.to, m.cause) for m in moves])
     states, state = column([RECIPIENT_CODE[m.to] for m in moves])
     reasons, reason = column([m.reason for m in moves])
@@ -306,7 +321,7 @@ async def _move(connection: Connection, page: _Page, moves: Sequence[Move]) -> i
     attempts, attempt = column([m.attempt for m in moves])
     due_ats, due_at = column([m.due_at for m in moves])
     columns = (
-        joined([m.key.recipient_id for m in moves]),
+        joined(recipient_ids),
         expects,
         states,
         reasons,

@@ -1,12 +1,12 @@
 """Planning and sending stretches, on a real Postgres with a scripted mailer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from email import message_from_bytes
 from email.policy import default
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
@@ -25,6 +25,7 @@ from sendloom.errors import StoreUnavailable
 from sendloom.ports import ClaimResult, ClaimScope, Move, WireMail
 from sendloom.stores.campaigns import PostgresCampaigns
 from sendloom.stores.decisions import PostgresDecisions
+from sendloom.stores.ledger.common import taken
 from sendloom.stores.ledger.postgres import PostgresLedger
 from tests.campaign_fakes import (
     CATEGORY,
@@ -298,6 +299,11 @@ async def test_c65_a_record_that_fails_repeats_the_marking_and_never_the_call(
                 raise StoreUnavailable("gone")
             await super().record(scope, results)
 
+        async def record_sent(
+            self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
+        ) -> None:
+            await self.record(scope, taken(owner, provider, sent))
+
     await stage.send(stage.send_activities(ledger=Forgetful(stage.pool)))
     assert everybody_once(stage, range(150))
     assert await stage.counts() == {SENT: 150}
@@ -313,6 +319,9 @@ async def test_killed_between_record_and_decision_the_outcome_is_found(stage: Ca
 
     class Dies(PostgresDecisions):
         async def move(self, moves: Sequence[Move]) -> int:
+            raise RuntimeError("killed")
+
+        async def move_page(self, recipient_ids: Sequence[str], like: Move) -> int:
             raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):

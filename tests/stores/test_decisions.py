@@ -117,6 +117,22 @@ async def test_a_move_applies_only_from_the_state_it_expects(stores: Stores, wor
     assert stored == replace(d, state=R.SENT, attempt=1)
 
 
+async def test_a_page_is_moved_like_one_of_it(stores: Stores, world: World) -> None:
+    first = decision(world, "r0")
+    before = [
+        replace(first, key=first.key.model_copy(update={"recipient_id": f"r{n}"})) for n in range(4)
+    ]
+    await stores.decisions.insert(before)
+    await stores.decisions.move([move(before[0], R.REJECTED, reason="5.1.1")])
+    like = replace(move(before[0], R.SENT), expect=frozenset({R.PENDING}))
+    assert await stores.decisions.move_page(["r3", "r0", "r1", "nobody", "r1"], like) == 2
+    assert await stores.decisions.move_page([], like) == 0
+    after = [await stores.decisions.read(d.key) for d in before]
+    assert [d.state for d in after if d is not None] == [R.REJECTED, R.SENT, R.PENDING, R.SENT]
+    with pytest.raises(ValueError, match="one by one"):
+        await stores.decisions.move_page(["r2"], replace(like, send_no=2))
+
+
 async def test_a_move_of_a_decision_that_is_not_there_makes_none(
     stores: Stores, world: World
 ) -> None:

@@ -284,6 +284,7 @@ CALLS: dict[str, Call] = {
     ),
     "PostgresDecisions.read": lambda s, t: s.decisions.read(key(t)),
     "PostgresDecisions.move": lambda s, t: s.decisions.move([moved(t)]),
+    "PostgresDecisions.move_page": lambda s, t: s.decisions.move_page([WHO], moved(t)),
     "PostgresDecisions.use_caps": lambda s, t: s.decisions.use_caps(
         t, ID, [CapUse(WHO, "marketing", NOW.date(), 1, 1)]
     ),
@@ -297,6 +298,9 @@ CALLS: dict[str, Call] = {
     ),
     "PostgresLedger.record": lambda s, t: s.ledger.record(
         scope(t), [ClaimResult(WHO, 1, uuid4(), ClaimState.SENT)]
+    ),
+    "PostgresLedger.record_sent": lambda s, t: s.ledger.record_sent(
+        scope(t), uuid4(), "smtp", {WHO: "m"}
     ),
     "PostgresLedger.read": lambda s, t: s.ledger.read(scope(t), [Want(WHO)]),
     "PostgresLedger.settle": lambda s, t: s.ledger.settle(scope(t)),

@@ -42,7 +42,15 @@ from sendloom.ports import (
 )
 from sendloom.rows import Suppression
 from sendloom.stores.cassandra import QUORUM, SERIAL, InQuestion, Requests, Rows, applied
-from sendloom.stores.ledger.common import Id, answer_of, by_kind, distinct, id_of, next_attempt
+from sendloom.stores.ledger.common import (
+    Id,
+    answer_of,
+    by_kind,
+    distinct,
+    id_of,
+    next_attempt,
+    taken,
+)
 from sendloom.stores.ledger.grounds import Clock, Epochs, Places
 from sendloom.stores.pool import joined
 from sendloom.stores.queries import cql
@@ -371,6 +379,11 @@ class CassandraLedger:
         self._noted.add((minute, key))
 
     # --- the delivery log ---------------------------------------------------------------------------------------------
+
+    async def record_sent(
+        self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
+    ) -> None:
+        await self.record(scope, taken(owner, provider, sent))
 
     async def read(self, scope: ClaimScope, wants: Sequence[Want]) -> list[ClaimRow | None]:
         if not wants:

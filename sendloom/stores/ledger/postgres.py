@@ -1,6 +1,6 @@
 """The ledger on Postgres: claims won by insert, outcomes merged by upsert, everything in arrays."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from operator import attrgetter
 from typing import Any
@@ -36,6 +36,7 @@ from sendloom.stores.queries import load
 SQL = load("ledger.sql")
 RECIPIENTS = load("recipients.sql")
 
+_SENT = CLAIM_RANK[ClaimState.SENT]
 _MANY = 10
 """From here on a statement that fails when it meets the unexpected is worth trying first."""
 
@@ -174,6 +175,21 @@ class PostgresLedger(PostgresStore):
             if changed < len(batch):
                 # A single one; or some were merged before, or never claimed: the upsert knows what to do with each.
                 await self._execute(SQL["record"], *args)
+
+    async def record_sent(
+        self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
+    ) -> None:
+        if not sent:
+            return
+        ids = sorted(sent)
+        columns = (joined(ids), None, None, None, None, None, None)
+        named = joined_or_none([sent[id] for id in ids])
+        args = (*_at(scope), *columns, named, None, _SENT, 1, owner, provider, None)
+        changed = 0
+        if len(ids) >= _MANY:
+            changed = await self._execute(SQL["record_all"], *args)
+        if changed < len(ids):
+            await self._execute(SQL["record"], *args)
 
     async def read(self, scope: ClaimScope, wants: Sequence[Want]) -> list[ClaimRow | None]:
         if not wants:
