@@ -88,7 +88,10 @@ LOOK_VALID = 5.0
 DUE_AT_ONCE = 1_000
 SWITCHES_EVERY = 1.0
 NOTE_EVERY = 5.0
-CLAIM_TRIES = 5
+CLAIM_PATIENCE = 60.0
+"""Seconds. A store that is started again is back by then, also on a busy machine."""
+REPEAT_LONGEST = 1.0
+"""Between two tries to write, or claim, in a store that is away: it is used as soon as it is back."""
 GUARD_EVERY = 10.0
 GUARDED_KEPT = 1_000
 KILLED_WAIT = timedelta(seconds=10)
@@ -469,9 +472,10 @@ class _Stretch:
             try:
                 return await write()
             except StoreUnavailable:
-                log.warning("a record could not be written; it is repeated")
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 5.0)
+                if delay < REPEAT_LONGEST:
+                    log.warning("a record could not be written; it is repeated")
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, REPEAT_LONGEST)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -713,9 +717,8 @@ class _Stretch:
         """Claim, call, record: the rows are in doubt only in between. How many of them could still go now."""
         held = len(ready)
         try:
-            began = self.lane.monotonic()
             owner = uuid5(self.owner, str(number))
-            won = await self._claim(scope, ready, result, owner)
+            won, began = await self._claim(scope, ready, result, owner)
             outcomes = await self._call(scope, won, result, began, owner) if won else []
         except Fenced:
             self.fenced = True
@@ -734,8 +737,9 @@ class _Stretch:
 
     async def _claim(
         self, scope: ClaimScope, ready: list[_Ready], result: _Result, owner: UUID
-    ) -> list[tuple[_Ready, Won]]:
-        answers = await self._ask(
+    ) -> tuple[list[tuple[_Ready, Won]], float]:
+        """What was won, and a moment before the first of its leases began."""
+        began, answers = await self._ask(
             scope, [Want(one.row.recipient_id, one.row.send_no) for one in ready], owner
         )
         won: list[tuple[_Ready, Won]] = []
@@ -769,27 +773,30 @@ class _Stretch:
                 case _:
                     self._judge_found(one, answer, result)
         if again:
-            second = await self._ask(scope, [want for _, want in again], owner)
+            _, second = await self._ask(scope, [want for _, want in again], owner)
             for (one, _), answer in zip(again, second, strict=True):
                 if isinstance(answer, Won):
                     won.append((one, answer))
                 else:
                     self._judge_found(one, answer, result)
-        return won
+        return won, began
 
     async def _ask(
         self, scope: ClaimScope, wants: Sequence[Want], owner: UUID
-    ) -> list[ClaimAnswer]:
-        """A claim whose answer was lost is asked for again by the same owner, who recognises it."""
-        length = lease(self.ground.category.message_class)
-        for attempt in range(1, CLAIM_TRIES + 1):
+    ) -> tuple[float, list[ClaimAnswer]]:
+        """A claim whose answer was lost is asked for again by the same owner, who recognises it and renews its lease. To
+        everybody else, also the next attempt, these rows would be somebody's until the lease is over, which is minutes."""
+        lane, length = self.lane, lease(self.ground.category.message_class)
+        until, delay = lane.monotonic() + CLAIM_PATIENCE, 0.1
+        while True:
+            began = lane.monotonic()
             try:
-                return await self.lane.ledger.claim(scope, wants, owner, length)
+                return began, await lane.ledger.claim(scope, wants, owner, length)
             except StoreUnavailable:
-                if attempt == CLAIM_TRIES or self.interrupted:
+                if self.interrupted or activity.is_worker_shutdown() or began > until:
                     raise
-                await asyncio.sleep(0.1 * 2**attempt)
-        raise AssertionError("unreachable")
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, REPEAT_LONGEST)
 
     def _judge_found(self, one: _Row, answer: ClaimAnswer, result: _Result) -> None:
         """Somebody was there before us; what they left says what this row is."""

@@ -24,7 +24,8 @@ HEARTBEAT = timedelta(seconds=5)
 _PATIENT = RetryPolicy(
     initial_interval=timedelta(milliseconds=200),
     backoff_coefficient=2.0,
-    maximum_interval=timedelta(seconds=10),
+    # Cassandra is back within 20 s of a kill on a busy machine, and everybody is to be sent to again within 30.
+    maximum_interval=timedelta(seconds=3),
 )
 
 STEP: Budget = {

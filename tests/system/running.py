@@ -36,9 +36,18 @@ class Stack:
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}{self.logs()}"
         return done.stdout
 
-    def logs(self) -> str:
+    def logs(self, lines: int = 8) -> str:
         files = sorted((self.home / "logs").glob("*.log"))
-        return "\n".join(f"== {f.name}\n{tail(f)}" for f in files)
+        return "\n".join(f"== {f.name}\n{tail(f, lines)}" for f in files)
+
+    def state(self, lines: int = 25) -> str:
+        """Parts and the ends of their logs, for whoever reads why a test failed."""
+        parts = read_state(self.home).parts.items()
+        running = "\n".join(
+            f"{name}: {part.state}, {part.restarts} restarts, last exit {part.last_exit}"
+            for name, part in parts
+        )
+        return f"{running}\n{self.logs(lines)}"
 
     @property
     def settings(self) -> Settings:
@@ -60,8 +69,16 @@ class Stack:
         eventually(is_back, "Temporal to be started again")
 
 
-def eventually(check: Callable[[], Any], what: str, seconds: float = 120) -> None:
+def eventually(
+    check: Callable[[], Any],
+    what: str,
+    seconds: float = 120,
+    *,
+    state: Callable[[], str] = str,
+) -> None:
+    """`state` says how things stood when it never came true."""
     deadline = time.monotonic() + seconds
     while not check():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"waited {seconds:.0f} s for {what}\n{state()}")
         time.sleep(0.1)

@@ -69,7 +69,15 @@ def test_a_campaign_whose_ledger_is_killed_reaches_everybody_once(stack: Stack) 
         answer = inbox.get("/api/wait", params={"to": PHONE, "count": 1, "timeout": 15})
         assert answer.raise_for_status().json()["reached"]
         took = time.monotonic() - killed
-        eventually(lambda: client.campaign(campaign.id).phase == "completed", "the end", 120)
+        # The rest at its rate after half a minute, and the lease of what was being sent in the moment of the kill.
+        eventually(
+            lambda: client.campaign(campaign.id).phase == "completed",
+            "the end",
+            120,
+            state=lambda: (
+                f"{client.campaign(campaign.id)}\n{_mails(inbox)} mails\n{stack.state()}"
+            ),
+        )
         counts = client.campaign(campaign.id).counts
         assert sum(counts.values()) == READERS
         assert counts[RecipientState.SUPPRESSED] == 1
