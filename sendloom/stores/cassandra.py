@@ -39,6 +39,10 @@ from cassandra.query import PreparedStatement, Statement, tuple_factory
 from sendloom.errors import SchemaTooOld, StoreUnavailable
 
 log = logging.getLogger(__name__)
+# With a trace each time, while a node is away; who asked says what it means.
+logging.getLogger("cassandra.cluster").addFilter(
+    lambda record: not record.getMessage().startswith("Error preparing query")
+)
 
 SECONDS = 5.0
 """Every statement takes milliseconds; longer means that the cluster is in trouble. More than a node's own time-outs."""

@@ -1,6 +1,7 @@
 """Planning and sending stretches, on a real Postgres with a scripted mailer."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from email import message_from_bytes
@@ -20,7 +21,7 @@ from schemas.kinds import (
     RecipientState,
 )
 from schemas.outcomes import CallOutcome, Failed, Rejected, Unknown
-from sendloom.domain.budgets import RETRIES
+from sendloom.domain.budgets import LEASE_MARGIN, RETRIES
 from sendloom.errors import StoreUnavailable
 from sendloom.ports import ClaimResult, ClaimScope, Move, WireMail
 from sendloom.stores.campaigns import PostgresCampaigns
@@ -369,6 +370,39 @@ async def test_a_lost_answer_to_a_claim_is_recognised(stage: CampaignStage):
 
     await stage.send(stage.send_activities(ledger=LosesOneAnswer(stage.pool)))
     assert everybody_once(stage, range(50))
+
+
+async def test_a_claim_whose_answer_is_lost_with_its_store_is_called_for_when_the_store_is_back(
+    stage: CampaignStage,
+):
+    """Given up, its rows would be somebody's until the lease is over: minutes for the next attempt."""
+    await stage.set_up(50)
+    await stage.launch()
+    await stage.plan()
+    away = 0.0
+
+    class Restarts(PostgresLedger):
+        asked = 0
+
+        async def claim(self, *args: Any, **kwargs: Any) -> Any:
+            nonlocal away
+            self.asked += 1
+            if self.asked == 1:
+                await super().claim(*args, **kwargs)
+            if self.asked <= 6:
+                away += 5
+                raise StoreUnavailable("killed, and being started again")
+            return await super().claim(*args, **kwargs)
+
+    sending = stage.send_activities(
+        ledger=Restarts(stage.pool), monotonic=lambda: time.monotonic() + away
+    )
+    await stage.send(sending)
+    assert away > LEASE_MARGIN.total_seconds()
+    assert everybody_once(stage, range(50))
+    assert await stage.counts() == {SENT: 50}
+    # And none of it was given back first, because the lease was too short by then.
+    assert await stage.pool.fetchval("SELECT max(attempt) FROM claims") == 1
 
 
 async def test_cancelled_it_claims_nothing_more_and_records_what_is_in_flight(

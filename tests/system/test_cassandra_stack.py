@@ -74,9 +74,7 @@ def test_a_campaign_whose_ledger_is_killed_reaches_everybody_once(stack: Stack) 
             lambda: client.campaign(campaign.id).phase == "completed",
             "the end",
             120,
-            state=lambda: (
-                f"{client.campaign(campaign.id)}\n{_mails(inbox)} mails\n{stack.state()}"
-            ),
+            state=lambda: f"{client.campaign(campaign.id)}\n{_mails(inbox)} mails\n{stack.state()}",
         )
         counts = client.campaign(campaign.id).counts
         assert sum(counts.values()) == READERS
