@@ -88,8 +88,6 @@ LOOK_VALID = 5.0
 DUE_AT_ONCE = 1_000
 SWITCHES_EVERY = 1.0
 NOTE_EVERY = 5.0
-CLAIM_PATIENCE = 60.0
-"""Seconds. A store that is started again is back by then, also on a busy machine."""
 REPEAT_LONGEST = 1.0
 """Between two tries to write, or claim, in a store that is away: it is used as soon as it is back."""
 GUARD_EVERY = 10.0
@@ -787,16 +785,38 @@ class _Stretch:
         """A claim whose answer was lost is asked for again by the same owner, who recognises it and renews its lease. To
         everybody else, also the next attempt, these rows would be somebody's until the lease is over, which is minutes."""
         lane, length = self.lane, lease(self.ground.category.message_class)
-        until, delay = lane.monotonic() + CLAIM_PATIENCE, 0.1
+        delay, lost = 0.1, False
         while True:
             began = lane.monotonic()
             try:
                 return began, await lane.ledger.claim(scope, wants, owner, length)
             except StoreUnavailable:
-                if self.interrupted or activity.is_worker_shutdown() or began > until:
+                lost = True
+                if self.interrupted or activity.is_worker_shutdown():
+                    await self._give_back(scope, wants, owner)
                     raise
+            except Fenced:
+                if lost:
+                    await self._give_back(scope, wants, owner)
+                raise
             await asyncio.sleep(delay)
             delay = min(delay * 2, REPEAT_LONGEST)
+
+    async def _give_back(self, scope: ClaimScope, wants: Sequence[Want], owner: UUID) -> None:
+        """Whatever was won of it unheard: only we know that nobody was called."""
+        results = [
+            ClaimResult(
+                want.recipient_id,
+                want.attempt,
+                owner,
+                ClaimState.FAILED,
+                send_no=want.send_no,
+                provider=self.carrier.name,
+                code=Reason.NOT_CALLED,
+            )
+            for want in wants
+        ]
+        await self._insist(lambda: self.lane.ledger.record(scope, results))
 
     def _judge_found(self, one: _Row, answer: ClaimAnswer, result: _Result) -> None:
         """Somebody was there before us; what they left says what this row is."""

@@ -255,6 +255,11 @@ class Want:
     retry_of: int | None = None
     resume_unknown_of: int | None = None
 
+    @property
+    def attempt(self) -> int:
+        """The attempt it would be."""
+        return (self.retry_of or self.resume_unknown_of or 0) + 1
+
 
 @dataclass(slots=True)
 class Won:

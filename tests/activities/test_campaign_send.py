@@ -405,6 +405,31 @@ async def test_a_claim_whose_answer_is_lost_with_its_store_is_called_for_when_th
     assert await stage.pool.fetchval("SELECT max(attempt) FROM claims") == 1
 
 
+async def test_what_was_won_unheard_goes_back_when_a_newer_attempt_has_begun(
+    stage: CampaignStage,
+):
+    await stage.set_up(50)
+    await stage.launch()
+    await stage.plan()
+
+    class Lost(PostgresLedger):
+        asked = 0
+
+        async def claim(self, scope: ClaimScope, *args: Any, **kwargs: Any) -> Any:
+            self.asked += 1
+            if self.asked == 1:
+                await super().claim(scope, *args, **kwargs)
+                raise StoreUnavailable("the answer was lost")
+            await stage.campaigns.take_epoch(TENANT, stage.campaign_id, scope.shard, scope.channel)
+            return await super().claim(scope, *args, **kwargs)
+
+    assert (await stage.send(stage.send_activities(ledger=Lost(stage.pool)))).fenced
+    assert await stage.claims() == {"failed": 50}
+    assert (await stage.send()).done
+    assert everybody_once(stage, range(50))
+    assert await stage.counts() == {SENT: 50}
+
+
 async def test_cancelled_it_claims_nothing_more_and_records_what_is_in_flight(
     stage: CampaignStage,
 ):

@@ -16,8 +16,7 @@ def id_of(want: Want) -> Id:
 
 
 def next_attempt(want: Want) -> int:
-    """The attempt this want would be."""
-    return (want.retry_of or want.resume_unknown_of or 0) + 1
+    return want.attempt
 
 
 def by_kind(wants: Sequence[Want]) -> dict[tuple[bool, bool], list[Want]]:
