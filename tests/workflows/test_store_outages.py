@@ -46,7 +46,7 @@ from tests.builders import (
     a_notification,
     a_passcode,
 )
-from tests.campaign_fakes import CampaignStage, a_stage, address_of, until
+from tests.campaign_fakes import CampaignStage, FakeTokens, a_stage, address_of, until
 from tests.workflows.real_campaign import campaign_workers, no_quiet_hours, start_campaign
 from tests.workflows.running import Running, running
 from workflows.passcode import PasscodeWorkflow
@@ -575,3 +575,39 @@ async def test_a_campaign_that_loses_redis_and_gets_an_empty_one_goes_on_from_th
     assert everybody_once(stage, but=[SIZE - 1])
     assert [tokens.granted[n] for n in low] == [1, 1]
     assert max(tokens.granted) <= 100
+
+
+class Sparing(FakeTokens):
+    """Five at a time, as for a slow campaign."""
+
+    async def take(self, buckets: Sequence[tuple[str, float]], most: int) -> tuple[int, float]:
+        return await super().take(buckets, min(most, 5))
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a stretch claims on, up to its lane's budget, while a record is being repeated",
+)
+async def test_a_paced_campaign_claims_nothing_more_once_a_record_was_refused(
+    stage: CampaignStage,
+):
+    await stage.set_up(SIZE, page_size=SIZE)
+    await stage.launch(rate_per_second=100.0)
+    await no_quiet_hours(stage)
+    await stage.plan()
+    weather = Weather()
+    weather.fails(RECORDING)
+    stage.tokens = Sparing()
+    sending = asyncio.create_task(
+        stage.send(stage.send_activities(ledger=weather.over(stage.ledger)))
+    )
+    await eventually(lambda: weather.refused["record"] > 0)
+    claims = weather.answered["claim"]
+    # What was being claimed at that moment is; then nothing more.
+    await eventually(lambda: weather.refused["record"] > 3 * claims + 3)
+    claimed = (await stage.claims())["claimed"]
+    assert claimed <= 5 * (claims + 1)
+    weather.clears()
+    await sending
+    assert everybody_once(stage)
