@@ -10,12 +10,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
 
 from sendloom.embedded.ports import free_port
 from sendloom.platform.process import EXIT_CONFIGURATION
 from sendloom.settings import Settings, known_settings
+from workers.locks import Places
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,7 +99,17 @@ async def test_a_worker_gets_ready_and_drains_on_sigterm_with_exit_code_0(settin
     assert '"drained"' in log
 
 
-async def test_a_marketing_process_over_the_ceiling_stands_by_until_it_is_told_to_go(
+async def cut(dsn: str) -> None:
+    """Ends the sessions that hold a place."""
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(
+        "SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid"
+        " WHERE l.locktype = 'advisory' AND a.datname = current_database() AND l.pid <> pg_backend_pid()"
+    )
+    await connection.close()
+
+
+async def test_a_marketing_process_over_the_ceiling_stands_by_and_one_that_lost_its_place_ends(
     settings: Settings,
 ):
     """LANE-8, by two real processes."""
@@ -111,6 +123,14 @@ async def test_a_marketing_process_over_the_ceiling_stands_by_until_it_is_told_t
         assert code == 0, log
         assert '"serving"' not in log
         await first.ready()
+        # It loses its place to somebody else, and serves no longer.
+        place = Places(settings.postgres_dsn, "marketing", 1, every=0.005)
+        await cut(settings.postgres_dsn)
+        await asyncio.wait_for(place.take(), 20)
+        code, log = await first.ended()
+        await place.leave()
+    assert code != 0
+    assert "are taken" in log
 
 
 async def test_c64_an_unknown_namespace_ends_it_at_once_and_says_so(settings: Settings):
