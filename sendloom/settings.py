@@ -87,6 +87,11 @@ class TemporalSettings(Part):
     build_id: str | None = Field(
         None, description="worker deployment build; unset switches worker versioning off"
     )
+    cached_workflows: int = Field(
+        2_000,
+        ge=10,
+        description="most workflows a class's worker keeps in memory, some 50 KB each; all others wait in Temporal only",
+    )
 
 
 class KeySettings(Part):

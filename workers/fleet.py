@@ -48,9 +48,6 @@ STICKY = {
     MessageClass.MARKETING: timedelta(seconds=3),
 }
 
-CACHED_WORKFLOWS = 2_000
-"""Passcodes wait ten minutes for their checks; one cached workflow is some 50 KB."""
-
 WORKFLOW_POLLERS = 10
 """Half of them for workflows that nobody has cached: of the SDK's five one would be, and a burst of new passcodes would wait
 for it in the server's backlog, from which it comes back seconds late."""
@@ -66,9 +63,17 @@ UNVERSIONED = "unversioned"
 
 
 def flow_worker(
-    client: Client, message_class: MessageClass, activities: Activities, build_id: str | None
+    client: Client,
+    message_class: MessageClass,
+    activities: Activities,
+    build_id: str | None,
+    cached_workflows: int = 2_000,
 ) -> Worker:
-    """Workflows of one class, and the activities that call no provider."""
+    """Workflows of one class, and the activities that call no provider.
+
+    Whatever waits for longer than the cache holds it (reminders for days, passcodes ten minutes for their checks) is read
+    again from its history.
+    """
     queue = flow_queue(message_class)
     return Worker(
         client,
@@ -76,7 +81,7 @@ def flow_worker(
         workflows=WORKFLOWS,
         activities=activities,
         workflow_runner=fast_runner(),
-        max_cached_workflows=CACHED_WORKFLOWS,
+        max_cached_workflows=cached_workflows,
         max_concurrent_activities=FLOW_ACTIVITIES,
         max_concurrent_local_activities=LOCAL_ACTIVITIES,
         sticky_queue_schedule_to_start_timeout=STICKY[message_class],
