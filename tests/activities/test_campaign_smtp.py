@@ -1,5 +1,7 @@
 """Stretches through the production's own SMTP client, into real sockets."""
 
+import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +16,8 @@ from sendloom.providers.mime_forms import Form
 from sendloom.providers.simulators.server import Simulators
 from sendloom.providers.smtp_pipeline import PipelineMailer
 from sendloom.providers.smtp_session import SmtpAccount
+from sendloom.stores.redis_client import open_redis
+from sendloom.stores.tokens import RedisTokens
 from tests.campaign_fakes import SENDERS, TENANT, CampaignStage, a_stage, address_of
 
 SENT = RecipientState.SENT
@@ -124,3 +128,56 @@ async def test_c13_a_host_that_does_not_exist_pauses_with_its_reason(stage: Camp
     )
     await stage.run(stage.plan_activities().cancel_rest, stage.ref)
     assert await stage.states() == {"cancelled": 1}
+
+
+async def test_c17_a_relay_that_takes_14_a_second_gets_under_14_and_everybody_gets_theirs(
+    stage: CampaignStage, valkey: str
+):
+    """It is not told the limit. Found out, kept to for two seconds, then lifted, or a thousand would take more than a minute."""
+    await stage.set_up(1_000, page_size=250)
+    redis = open_redis(valkey)
+    stage.tokens = RedisTokens(redis)
+    await stage.launch()
+    await stage.plan()
+    async with Simulators() as sims:
+        sims.behaviour.change({"mail": {"throttle_per_s": 14}})
+
+        async def nobody_is_counted_too_early() -> None:
+            counts = await stage.counts()
+            assert counts.get(SENT, 0) <= sims.smtp.stats.messages
+            assert set(counts) <= {SENT, RecipientState.PENDING, RecipientState.DEFERRED}
+
+        async def one_stretch() -> None:
+            """And then, when its shard is through, what the relay put off."""
+            await stage.send(sending, max_seconds=0.5)
+            await nobody_is_counted_too_early()
+            due = await stage.campaigns.due(TENANT, stage.campaign_id)
+            if due.earliest is not None:
+                stage.clock.at = max(stage.clock.at, due.earliest)
+                await stage.send_due(sending, max_seconds=0.5)
+                await nobody_is_counted_too_early()
+
+        async with sending_to(stage, sims.host, sims.smtp_port) as sending, asyncio.timeout(60):
+            quiet_since, throttled, taken = time.monotonic(), 0, 0
+            while time.monotonic() - quiet_since < 2.0:
+                await one_stretch()
+                if sims.smtp.stats.throttled > throttled:
+                    quiet_since, throttled = time.monotonic(), sims.smtp.stats.throttled
+                    taken = sims.smtp.stats.messages
+            settled = (sims.smtp.stats.messages - taken) / (time.monotonic() - quiet_since)
+            assert throttled > 0
+            assert 1 <= settled < 14
+            assert sending.pace is not None
+            assert sending.pace.rate < 14
+        sims.behaviour.reset()
+        await redis.flushall()
+        # Another process, which knows of no limit.
+        async with sending_to(stage, sims.host, sims.smtp_port) as sending:
+            await _to_the_end(stage, sending)
+        arrived = Counter(message.to for message in sims.inbox.newest())
+    await redis.aclose()
+    assert arrived == {address_of(f"r{n:06d}"): 1 for n in range(1_000)}
+    assert await stage.counts() == {SENT: 1_000}
+    assert await stage.pool.fetchval("SELECT max(attempt) FROM decisions") == 0
+    assert await stage.pool.fetchval("SELECT count(*) FROM suppressions") == 0
+    assert await stage.letters() == []
