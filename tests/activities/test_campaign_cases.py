@@ -3,14 +3,25 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest_asyncio
 
+from activities.campaign_carriers import MailCarrier
 from schemas.campaigns import StretchResult
-from schemas.kinds import RecipientState
+from schemas.kinds import MessageClass, RecipientState
+from sendloom.domain.budgets import lease
 from sendloom.ports import WireMail
-from tests.campaign_fakes import TENANT, CampaignStage, a_stage, address_of, until
+from sendloom.providers import mime
+from tests.campaign_fakes import (
+    SENDERS,
+    TENANT,
+    CampaignStage,
+    ScriptedMailer,
+    a_stage,
+    address_of,
+    until,
+)
 
 SENT = RecipientState.SENT
 
@@ -128,3 +139,46 @@ async def test_c29_a_slow_job_that_is_taken_for_dead_goes_on_once_and_asks_no_mo
     assert await stage.counts() == {SENT: 1_200}
     # Its repeats won nothing, so they called nothing: chunks are those of one run and what was in hand at the changes.
     assert statements["chunks"] <= 1_200 // 100 + 2 * 6
+
+
+async def test_c70_twenty_ticks_while_a_batch_is_on_the_wire_hand_none_of_it_out_again(
+    stage: CampaignStage,
+):
+    """A thousand are due. Another process looks once a second, for the 20 s that the first one's batch takes."""
+    assert lease(MessageClass.MARKETING) > timedelta(seconds=20)
+    # The database's own time, by which a lease ends, and no hour of it a quiet one.
+    stage.clock.now = lambda: datetime.now(UTC)
+    await stage.set_up(1_000, page_size=100)
+    await stage.pool.execute("UPDATE tenants SET quiet_start = '00:00', quiet_end = '00:00'")
+    await stage.launch()
+    await stage.plan()
+    await stage.pool.execute("UPDATE decisions SET due_at = now()")
+    on_the_wire: set[str] = set()
+    arrived = asyncio.Event()
+
+    async def slow(mails: Sequence[WireMail]) -> None:
+        on_the_wire.update(mail.envelope_to for mail in mails)
+        await arrived.wait()
+
+    stage.mailer.before_batch = slow
+    first = asyncio.create_task(stage.send_due())
+    # Two batches, which is all that a lane may have in doubt.
+    await until(lambda: len(on_the_wire) == 200)
+    elsewhere = ScriptedMailer()
+    others = stage.send_activities(carrier=MailCarrier(elsewhere, mime, SENDERS))
+    for _ in range(20):
+        await stage.run(stage.plan_activities().settle, stage.ref)
+        await stage.send_due(others)
+    assert not on_the_wire & set(elsewhere.took)
+    assert len(elsewhere.took) == 800
+    assert await stage.claims() == {"claimed": 200, "sent": 800}
+    arrived.set()
+    await first
+    await stage.run(stage.plan_activities().settle, stage.ref)
+    await stage.send_due(others)
+    everybody = {address_of(f"r{n:06d}"): 1 for n in range(1_000)}
+    assert stage.mailer.took + elsewhere.took == everybody
+    assert set(stage.mailer.took) == on_the_wire
+    assert await stage.counts() == {SENT: 1_000}
+    claims = "SELECT count(*), max(attempt) FROM claims WHERE campaign_id = $1"
+    assert tuple(await stage.pool.fetchrow(claims, stage.campaign_id)) == (1_000, 1)
