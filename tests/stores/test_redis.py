@@ -1,11 +1,16 @@
 """What Redis makes fast, and that nothing is believed of it when it is gone, empty or back."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from sendloom.stores.limits import PostgresLimits
+from sendloom.stores.pool import open_pool
 from sendloom.stores.redis_client import Redis, open_redis
 from sendloom.stores.sent_cache import RedisSentCache
 from sendloom.stores.tokens import LocalTokens, RedisTokens
@@ -84,6 +89,64 @@ async def test_rate_nothing_takes_nothing_and_no_bucket_asks_for_no_patience(
     assert await tokens.take([("off", 0.0)], 5) == (0, 60.0)
     assert await tokens.take([], 5) == (5, 0.0)
     assert await tokens.take([("c", 5.0)], 0) == (0, 0.0)
+
+
+TAKES_UNTIL_KILLED = """
+import asyncio, sys
+from datetime import timedelta
+from sendloom.stores.limits import PostgresLimits
+from sendloom.stores.pool import open_pool
+from sendloom.stores.redis_client import open_redis
+from sendloom.stores.tokens import RedisTokens
+
+async def main():
+    tokens = RedisTokens(open_redis(sys.argv[1]))
+    limits = PostgresLimits(await open_pool(sys.argv[2], 1, "killed"))
+    print("takes", flush=True)
+    n = 0
+    while True:
+        n += 1
+        # What it has seen and what is new: a counter is made as often as it is counted.
+        await tokens.take([("u1", 2.0), (f"new:{n}", 2.0)], 1)
+        await tokens.slow_down(f"slowed:{n}", 2.0)
+        await limits.take("acme", "verify:u1", 2, timedelta(seconds=1))
+
+asyncio.run(main())
+"""
+
+
+async def test_c45_a_process_killed_while_it_counts_leaves_no_counter_that_never_ends(
+    client: Redis, valkey: str, database: str
+) -> None:
+    """At whatever command it was: there are not two steps between which it could have died."""
+    for _ in range(3):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", TAKES_UNTIL_KILLED, valkey, database),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"takes\n"
+        made = await client.dbsize()
+        async with asyncio.timeout(20):
+            while await client.dbsize() < made + 60:  # noqa: ASYNC110 - another process counts
+                await asyncio.sleep(0.001)
+        process.kill()
+        await process.wait()
+    keys = [key async for key in client.scan_iter("*")]
+    assert len(keys) > 180
+    assert [key for key in keys if await client.ttl(key) <= 0] == []
+    # u1 was at the limit, and a window later is not.
+    tokens = RedisTokens(client)
+    await pass_time(client, "u1", 1)
+    assert (await tokens.take([("u1", 2.0)], 1))[0] == 1
+    pool = await open_pool(database, 1, "tests")
+    limits, window = PostgresLimits(pool), timedelta(seconds=1)
+    async with asyncio.timeout(10):
+        while (ends := await limits.take("acme", "verify:u1", 2, window)) is not None:
+            assert ends - await pool.fetchval("SELECT now()") <= window
+            await asyncio.sleep(0.02)
+    await pool.close()
 
 
 async def test_c45_no_bucket_is_ever_without_an_expiry(client: Redis) -> None:
