@@ -153,7 +153,9 @@ class InDoubtBudget:
             if place.done() and not place.cancelled():
                 self.release(rows)
             else:
-                self._queue.remove(entry)
+                # Whoever was cancelled with us may have passed us over already.
+                with contextlib.suppress(ValueError):
+                    self._queue.remove(entry)
                 self._serve()
             raise
 

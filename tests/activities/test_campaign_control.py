@@ -55,6 +55,20 @@ async def test_cancelled_in_the_moment_it_was_served_the_rows_are_given_back():
     assert budget.in_doubt == 0
 
 
+async def test_everybody_who_waits_may_give_up_in_the_same_moment():
+    """A stretch that is cancelled while several of its pages wait: each hears that it was cancelled, and nothing else."""
+    budget = InDoubtBudget(10)
+    await budget.acquire(5)
+    waiting = [asyncio.create_task(budget.acquire(rows)) for rows in (6, 1, 1)]
+    await asyncio.sleep(0)
+    for one in waiting:
+        one.cancel()
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(e) for e in ended] == [asyncio.CancelledError] * 3
+    assert budget.in_doubt == 5
+    await budget.acquire(5)
+
+
 async def test_more_than_the_budget_is_refused_at_once():
     with pytest.raises(ValueError, match="never"):
         await InDoubtBudget(10).acquire(11)
