@@ -16,7 +16,8 @@ import typer
 if TYPE_CHECKING:
     from sendloom.embedded.state import StackState
 
-_READY_SECONDS = 120
+_READY_SECONDS = 300
+"""Longer than any part is given; a part that ends is reported at once."""
 _DOWN_SECONDS = 90
 _REPOSITORY = Path(__file__).resolve().parents[2]
 

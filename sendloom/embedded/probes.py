@@ -37,10 +37,10 @@ def cql_answers(host: str, port: int) -> bool:
         return False
 
 
-def http_ok(url: str) -> bool:
-    """Whether GET answers 200."""
+def http_ok(url: str, seconds: float = _SECONDS) -> bool:
+    """Whether GET answers 200 in time."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_SECONDS)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
     try:
         connection.request("GET", parts.path or "/")
         return connection.getresponse().status == 200

@@ -13,6 +13,9 @@ from sendloom.settings import PREFIX
 MARKETING_NICE = 19
 """A campaign's processes give way to a passcode's on the same cores (LANE-2); see `sendloom.platform.priority`."""
 
+_IDLE_READY_SECONDS, _IDLE_ANSWER_SECONDS = 240.0, 15.0
+"""Who runs only when nobody else wants to is not broken because others are busy."""
+
 TOKEN_VARIABLE = "SENDLOOM_SIMULATOR_TWILIO_TOKEN"
 """The simulators' one variable; they read no settings."""
 
@@ -86,18 +89,24 @@ class _Ours:
 
     def worker(self, name: str, port: int, needs: set[str]) -> Part:
         message_class = name.split("-")[1]
+        gives_way = message_class == "marketing"
         return Part(
             name=name,
             command=(
                 *(sys.executable, "-m", "sendloom.cli", "worker"),
                 *("--class", message_class, "--health-port", str(port)),
             ),
-            ready=partial(probes.http_ok, f"http://127.0.0.1:{port}/readyz"),
+            ready=partial(
+                probes.http_ok,
+                f"http://127.0.0.1:{port}/readyz",
+                seconds=_IDLE_ANSWER_SECONDS if gives_way else 1.0,
+            ),
+            ready_seconds=_IDLE_READY_SECONDS if gives_way else 60,
             needs=tuple(sorted(needs)),
             env=self._env,
             cwd=_REPOSITORY,
             ports=(port,),
-            nice=MARKETING_NICE if message_class == "marketing" else 0,
+            nice=MARKETING_NICE if gives_way else 0,
             # Calls in flight are finished and recorded before it leaves; the longest is an SMTP final reply.
             stop_seconds=30,
             drain=_WORKERS_DRAIN,

@@ -26,7 +26,7 @@ class Home:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def sendloom(self, *words: str, seconds: float = 180) -> subprocess.CompletedProcess[str]:
+    def sendloom(self, *words: str, seconds: float = 360) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "sendloom.cli", *words],
             env={**os.environ, "SENDLOOM_HOME": str(self.directory)},
@@ -56,7 +56,7 @@ def home() -> Iterator[Home]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_everything_starts_heals_and_stops(home: Home) -> None:
     up = home.sendloom("up", "--detach", "--json")
     assert up.returncode == 0, up.stdout + up.stderr + home.logs()
@@ -84,8 +84,8 @@ def test_everything_starts_heals_and_stops(home: Home) -> None:
 
     for name in ("worker-security", "api"):
         os.kill(read_state(home.directory).parts[name].pid or 0, signal.SIGKILL)
-    assert wait_until(lambda: restarted(home, "worker-security", "api"), seconds=20)
-    assert wait_until(lambda: read_state(home.directory).ready, seconds=30), home.logs()
+    assert wait_until(lambda: restarted(home, "worker-security", "api"), seconds=60)
+    assert wait_until(lambda: read_state(home.directory).ready, seconds=120), home.logs()
 
     pids = [part["pid"] for part in home.status()["parts"].values() if part["pid"]]
     supervisor = read_state(home.directory).supervisor

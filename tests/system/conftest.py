@@ -13,6 +13,15 @@ import pytest
 from sendloom.embedded.state import stop_orphans
 from tests.system.running import ROOT, Stack
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A stack that starts on a busy machine may need more than other tests are given."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+
 
 @pytest.fixture
 def stack() -> Iterator[Stack]:

@@ -31,7 +31,7 @@ class Stack:
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
+            timeout=360,
         )
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}{self.logs()}"
         return done.stdout

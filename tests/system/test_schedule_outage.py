@@ -7,8 +7,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
-import pytest
-
 from schemas.kinds import Channel, MessageClass
 from schemas.schedules import CatchUpRule, Overlap, RecurringContent
 from sendloom.domain.ids import fire_id, notification_workflow_id
@@ -74,7 +72,6 @@ async def set_up(pool: Pool, stores: wiring.Stores, sealer: RingSealer) -> Sched
     return row
 
 
-@pytest.mark.timeout(180)
 async def test_c30_an_outage_of_temporal_is_made_up_for_by_one_run_and_the_others_are_counted(
     make_settings: MakeSettings, fresh_database: str, valkey: str, server_home: Path
 ) -> None:
