@@ -5,6 +5,8 @@ BIN := .venv/bin
 # uv is quicker; pip, which every Python brings, installs the same locked files.
 UV := $(shell command -v uv 2>/dev/null)
 ARGS ?=
+# Processes that share the tests; a process of their own has what starts whole stacks.
+TESTERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help up demo down test test-nodes check bench replay
@@ -22,7 +24,7 @@ down: .venv/.ready ## stop what `make up` started; data stay
 	@$(BIN)/sendloom down
 
 test: .venv/.ready ## every test, on real servers started for it
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n $(TESTERS) $(ARGS)
 
 test-nodes: .venv/.ready ## kill and hold nodes of a Cassandra of three, under load
 	@$(BIN)/pytest -m cassandra_nodes $(ARGS)

@@ -32,6 +32,7 @@ from sendloom.platform.sealing import KeyRing, new_key
 from sendloom.settings import PREFIX, Settings
 from sendloom.stores.cassandra import Address, open_cluster
 from sendloom.stores.cql.runner import migrate as migrate_cassandra
+from tests.sharing import ByGroup, place
 
 _CASSANDRA = os.environ.get(f"{PREFIX}CASSANDRA__HOSTS", "local")
 # What a developer has set for a stack of their own must not reach a test.
@@ -57,6 +58,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=_CASSANDRA,
         help="`local` starts a node; host:port,… (also SENDLOOM_CASSANDRA__HOSTS) uses a running cluster, in keyspaces of the tests' own",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: place(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
+    config.option.loadscopereorder = False
+    return ByGroup(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

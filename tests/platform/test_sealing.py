@@ -88,7 +88,9 @@ def test_a_page_of_values_opens_as_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "k", "k:short", f"K:{new_key()}", f"a:{new_key()},a:{new_key()}", "a:!!"]
+    "text",
+    ["", "k", "k:short", f"K:{new_key()}", f"a:{new_key()},a:{new_key()}", "a:!!"],
+    ids=["empty", "no-key", "short", "capital", "twice", "no-base64"],
 )
 def test_a_ring_that_is_none_is_refused_without_being_quoted(text: str) -> None:
     with pytest.raises(ValueError, match="key") as e:
