@@ -511,7 +511,7 @@ async def a_stage(dsn: str) -> Any:
         await pool.close()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Waits for a condition, never for a time."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what is waited for is outside of us

@@ -31,7 +31,7 @@ def place(nodeid: str) -> int:
     return [WHOLE_STACKS, ON_CASSANDRA, group].index(group)
 
 
-class ByGroup(LoadScopeScheduling):
+class ByGroup(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """One process runs a group, in the order of collection."""
 
     def _split_scope(self, nodeid: str) -> str:

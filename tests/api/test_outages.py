@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from api.app import create_app
 from api.deps import Parts
+from api.timing import ANSWER_WITHIN
 from sendloom.errors import ConfigurationError, SchemaTooOld
 from sendloom.settings import Settings, load_settings
 from tests.api.conftest import Account, code_of, notification
@@ -47,6 +48,11 @@ async def test_updates_of_a_temporal_that_is_away_are_503(
     assert code_of(await account.post(f"{url}/cancel", {})) == (503, "temporal_unavailable")
     workflows.away = False
     assert (await account.post(f"{url}/cancel", {})).json()["state"] == "cancelled"
+
+
+assert ANSWER_WITHIN <= 1
+IN_TIME = ANSWER_WITHIN + 2
+"""The limit, and what a busy machine adds; well below the `ACQUIRE` that a store would wait without one."""
 
 
 class Proxy:
@@ -133,7 +139,7 @@ async def test_a_store_that_hangs_is_503_within_a_second_and_the_same_key_is_saf
     took = time.monotonic() - began
     assert {code_of(answer) for answer in answers} == {(503, "store_unavailable")}
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in answers)
-    assert took < 1.5  # a second, and what a busy machine adds
+    assert took < IN_TIME
     assert workflows.started == []
     ready = await account.http.get("/readyz")
     assert (ready.status_code, ready.json()["status"]) == (503, "unavailable")
@@ -146,7 +152,7 @@ async def test_a_store_that_hangs_is_503_within_a_second_and_the_same_key_is_saf
 
 async def _once_it_is_back(account: Account) -> httpx.Response:
     """As a client does it: what `Retry-After` says, with the same key."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         answer = await account.post("/v1/notifications", notification(), key="k")
         while answer.status_code == 503:
             await asyncio.sleep(float(answer.headers["Retry-After"]))
@@ -187,7 +193,7 @@ async def test_temporal_is_asked_by_readiness_and_an_unreachable_one_is_503_in_t
             async with httpx.AsyncClient(transport=transport, base_url="http://t") as http:
                 began = time.monotonic()
                 ready = await http.get("/readyz")
-                assert time.monotonic() - began < 1.5
+                assert time.monotonic() - began < IN_TIME
     assert ready.status_code == 503
     assert "Temporal" in ready.json()["checks"]["temporal"]
 

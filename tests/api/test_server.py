@@ -35,7 +35,7 @@ async def address(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         serving = asyncio.create_task(server.serve(sockets=[listening]))
-        await asyncio.wait_for(server.listening.wait(), 10)
+        await asyncio.wait_for(server.listening.wait(), 60)
         yield listening.getsockname()
         server.should_exit = True
         await serving

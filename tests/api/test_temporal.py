@@ -89,7 +89,7 @@ async def testing(account: Account) -> Account:
 
 async def until(get: Callable[[], Any], holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The first answer of which it holds; a bounded wait for what workers do."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         said: dict[str, Any] = (await get()).json()
         while not holds(said):
             await asyncio.sleep(0.02)

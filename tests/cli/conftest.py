@@ -67,10 +67,10 @@ def served(cli_settings: Settings) -> Iterator[Served]:
         server = Server(uvicorn.Config(counting, log_config=None, lifespan="on"))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
         thread.start()
-        assert server.listening.wait(20)
+        assert server.listening.wait(60)
         yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", counting, workflows)
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
 
 
 def environment(settings: Settings) -> dict[str, str]:

@@ -51,13 +51,13 @@ def start(home: Path) -> subprocess.Popen[bytes]:
         ours = state.supervisor is not None and state.supervisor.pid == process.pid
         return ours and state.ready
 
-    assert wait_until(ready, seconds=60, failed=lambda: process.poll() is not None)
+    assert wait_until(ready, seconds=120, failed=lambda: process.poll() is not None)
     return process
 
 
 def end(process: subprocess.Popen[bytes]) -> int:
     process.send_signal(signal.SIGTERM)
-    return process.wait(60)
+    return process.wait(120)
 
 
 def settings_of(home: Path) -> Settings:
@@ -126,9 +126,9 @@ def test_killed_servers_and_a_killed_supervisor_lose_nothing_acknowledged(home: 
         victim = psutil.Process(pid_of(read_state(home), name))
         began = time.monotonic()
         victim.kill()
-        assert wait_until(partial(restarted, home, name), seconds=10)
-        assert wait_until(lambda: read_state(home).ready, seconds=20)
-        assert time.monotonic() - began < 15
+        assert wait_until(partial(restarted, home, name), seconds=60)
+        assert wait_until(lambda: read_state(home).ready, seconds=60)
+        assert time.monotonic() - began < 45
     first.kill()
     first.wait()
     assert not read_state(home).supervised()

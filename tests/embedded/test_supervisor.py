@@ -48,7 +48,7 @@ def step(name: str, code: str, *, needs: tuple[str, ...] = ()) -> Part:
     return Part(name=name, command=(sys.executable, "-c", code), once=True, needs=needs)
 
 
-async def until(check: Callable[[], bool], seconds: float = 20) -> None:
+async def until(check: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not check():  # noqa: ASYNC110 - it is another process that changes it
             await asyncio.sleep(0.01)
@@ -205,7 +205,7 @@ async def test_a_second_request_to_stop_kills_what_does_not_listen(tmp_path: Pat
     supervisor.request_stop()
     await until(lambda: supervisor.state.stopping)
     supervisor.request_stop()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await running
 
 

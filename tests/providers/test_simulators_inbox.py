@@ -133,7 +133,7 @@ async def test_waiting_ends_with_the_arrival_that_completes_the_count():
     await asyncio.sleep(0)
     an_arrival(inbox, 1)
     an_arrival(inbox, 2)
-    done, _ = await asyncio.wait(waits[2:], timeout=5)
+    done, _ = await asyncio.wait(waits[2:], timeout=30)
     assert len(done) == 2
     assert not waits[0].done()
     assert not waits[1].done()
@@ -389,12 +389,12 @@ async def test_stopping_ends_those_who_wait(sims):
         waiting = asyncio.create_task(
             http.get("/api/wait", params={"count": 1, "timeout": 60}, timeout=60)
         )
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not other.inbox._waiting:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         began = time.monotonic()
         await other.__aexit__(None, None, None)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
         assert (await waiting).status_code == 503
 
 
@@ -464,7 +464,7 @@ async def test_a_taken_port_is_named(sims):
 
 
 async def wait_for_ports(path: Path) -> dict[str, int]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not path.exists():  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.01)
     ports: dict[str, int] = json.loads(path.read_text())  # noqa: ASYNC240
@@ -521,7 +521,7 @@ async def test_the_process_takes_mail_and_sms_logs_them_and_ends_with_zero(tmp_p
             hung = asyncio.create_task(http.get("/api/wait?count=9&timeout=100", timeout=60))
             async with aiosmtplib.SMTP(hostname="127.0.0.1", port=ports["smtp_port"]):
                 process.send_signal(signal.SIGTERM)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     _, errors = await process.communicate()
             await asyncio.gather(hung, return_exceptions=True)
     finally:

@@ -38,7 +38,7 @@ class Slots:
     async def run(self, overruns: bool) -> str:
         if not overruns:
             return await workflow.execute_activity(
-                quick, start_to_close_timeout=timedelta(seconds=5)
+                quick, start_to_close_timeout=timedelta(seconds=30)
             )
         await workflow.execute_activity(
             overrun,
@@ -83,7 +83,7 @@ async def test_c78_thirty_activities_that_overrun_leave_every_slot_free(temporal
                     for _ in range(SLOTS)
                 )
             ),
-            timeout=15,
+            timeout=60,
         )
     assert answers == ["done"] * SLOTS
 

@@ -34,6 +34,9 @@ WORKFLOWS = [NotificationWorkflow, PasscodeWorkflow, ReminderWorkflow]
 
 T = TypeVar("T")
 
+PATIENCE = 45.0
+"""Seconds, for a busy machine; below the minute after which workflows look by themselves at what a signal should have told them."""
+
 Time = Callable[[], Awaitable[datetime]]
 
 
@@ -183,7 +186,7 @@ async def skipping(
         yield r
 
 
-async def eventually(check: Callable[[], bool], seconds: float = 10) -> None:
+async def eventually(check: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait until something is so."""
     async with asyncio.timeout(seconds):
         while not check():  # noqa: ASYNC110

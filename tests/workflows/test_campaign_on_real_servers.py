@@ -19,6 +19,7 @@ from tests.workflows.real_campaign import (
     no_quiet_hours,
     start_campaign,
 )
+from tests.workflows.running import PATIENCE
 from workflows.campaign import CampaignWorkflow
 
 
@@ -65,7 +66,7 @@ async def test_c39_c21_paused_crashed_and_resumed_5001_get_exactly_one(
         await asyncio.wait_for(reached.wait(), 60)
         paused_at = 0
         # Whatever was in flight ends; then nothing moves.
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while paused_at != len(stage.mailer.mails) or (await stage.row()).phase != "paused":
                 paused_at = len(stage.mailer.mails)
                 await asyncio.sleep(0.3)
@@ -125,12 +126,12 @@ async def test_a_launch_for_one_person_waits_for_the_second_person_and_is_sent(
     await stage.pool.execute("UPDATE campaigns SET created_by = 'key:one'")
     async with campaign_workers(temporal_client, stage):
         handle = await start_campaign(temporal_client, stage)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not await stage.campaigns.approve(TENANT, stage.campaign_id, "key:two"):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert stage.mailer.took == {}
         await handle.signal(CampaignWorkflow.approve, ControlSignal(by="key:two"))
-        progress = await asyncio.wait_for(handle.result(), 30)
+        progress = await asyncio.wait_for(handle.result(), PATIENCE)
     assert (progress.phase, progress.counts[RecipientState.SENT]) == (CampaignPhase.COMPLETED, 1)
     assert stage.mailer.took == {address_of("r000000"): 1}
 
@@ -144,7 +145,7 @@ async def test_all_suppressed_completes_with_nobody_sent_and_says_why(
     await stage.insert()
     async with campaign_workers(temporal_client, stage):
         handle = await start_campaign(temporal_client, stage)
-        progress = await asyncio.wait_for(handle.result(), 30)
+        progress = await asyncio.wait_for(handle.result(), PATIENCE)
     assert progress.phase is CampaignPhase.COMPLETED
     assert progress.counts[RecipientState.SUPPRESSED] == 20
     assert progress.reason.startswith("nobody was sent to: ")
@@ -159,7 +160,7 @@ async def test_a_launch_whose_messages_are_wrong_fails_with_examples_and_sends_n
     await stage.insert()
     async with campaign_workers(temporal_client, stage):
         handle = await start_campaign(temporal_client, stage)
-        progress = await asyncio.wait_for(handle.result(), 30)
+        progress = await asyncio.wait_for(handle.result(), PATIENCE)
     assert (progress.phase, progress.reason) == (CampaignPhase.FAILED, "preflight_failed")
     row = await stage.row()
     assert (row.phase, row.reason) == (CampaignPhase.FAILED, "preflight_failed")

@@ -25,7 +25,7 @@ from sendloom.domain.ids import (
 from sendloom.domain.lanes import flow_queue
 from tests.conftest import TimeSkipping
 from tests.workflows.campaign_world import MARKETING, CampaignWorld, ended, serving, skipping
-from tests.workflows.running import eventually
+from tests.workflows.running import PATIENCE, eventually
 from tests.workflows.short_campaign import ShortCampaign
 from workflows.campaign import CampaignWorkflow
 from workflows.due import DueWorkflow
@@ -80,7 +80,7 @@ async def test_a_hanging_channel_does_not_hold_the_other(temporal_client: Client
     hang = world.gate(0, 0, Channel.SMS)
     async with serving(temporal_client, world):
         handle = await world.start(temporal_client)
-        await eventually(lambda: world.cursors[0, Channel.EMAIL] == 6, 30)
+        await eventually(lambda: world.cursors[0, Channel.EMAIL] == 6)
         assert world.cursors[0, Channel.SMS] == 0
         world.gates[hang].set()
         await handle.result()
@@ -93,7 +93,7 @@ async def test_while_a_stretch_is_sent_the_next_is_planned_and_no_more(temporal_
     async with serving(temporal_client, world):
         handle = await world.start(temporal_client)
         await world.at_gate[gate].wait()
-        await eventually(lambda: world.planned[0] == 4, 30)
+        await eventually(lambda: world.planned[0] == 4)
         assert world.planned[0] == 4
         world.gates[gate].set()
         await handle.result()
@@ -122,7 +122,7 @@ async def test_a_pause_stops_it_and_a_resume_goes_on_at_once(temporal_client: Cl
         await eventually(lambda: world.looks_while_paused > 0)
         assert sum(world.sent.values()) == 1
         await handle.signal(CampaignWorkflow.resume, world.write_control(ControlState.RUNNING))
-        await asyncio.wait_for(handle.result(), 15)
+        await asyncio.wait_for(handle.result(), PATIENCE)
     assert world.everybody_once
 
 
@@ -155,7 +155,7 @@ async def test_c51_five_pauses_and_resumes_within_a_second_leave_it_running(
             await handle.signal(CampaignWorkflow.pause, world.write_control(ControlState.PAUSED))
             await handle.signal(CampaignWorkflow.resume, world.write_control(ControlState.RUNNING))
         world.gates[gate].set()
-        progress = await asyncio.wait_for(handle.result(), 30)
+        progress = await asyncio.wait_for(handle.result(), PATIENCE)
     assert progress.phase is CampaignPhase.COMPLETED
     assert world.everybody_once
     assert world.writes == 0, "the API had written the row"
@@ -206,7 +206,7 @@ async def test_a_signal_that_comes_before_the_row_was_read_is_not_lost(temporal_
         handle = await world.start(temporal_client)
         await handle.signal("resume")
         world.before_freeze.set()
-        await asyncio.wait_for(handle.result(), 30)
+        await asyncio.wait_for(handle.result(), PATIENCE)
         assert world.writes == 1
     assert world.everybody_once
 
@@ -231,7 +231,7 @@ async def test_c75_a_flood_of_signals_loses_none_and_keeps_the_history_bounded(
         world.gates[gate].set()
         await asyncio.gather(*flooding)
         newest = await handle.describe()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while newest.run_id == handle.first_execution_run_id:
                 newest = await handle.describe()
         first = temporal_client.get_workflow_handle(handle.id, run_id=handle.first_execution_run_id)
@@ -254,7 +254,7 @@ async def test_a_senders_fault_pauses_it_and_says_why(temporal_client: Client):
         view = await handle.query(CampaignWorkflow.progress)
         assert (view.phase, view.reason) == (CampaignPhase.PAUSED, "smtp: unknown_host")
         await handle.signal("resume", world.write_control(ControlState.RUNNING))
-        await asyncio.wait_for(handle.result(), 30)
+        await asyncio.wait_for(handle.result(), PATIENCE)
     assert world.everybody_once
 
 
@@ -286,7 +286,7 @@ async def test_c79_cancelled_in_mid_flight_and_from_a_pause(temporal_client: Cli
                 await handle.signal("pause", world.write_control(ControlState.PAUSED))
             await handle.signal("cancel", world.write_control(ControlState.CANCELLED))
             world.gates[gate].set()
-            progress = await asyncio.wait_for(handle.result(), 30)
+            progress = await asyncio.wait_for(handle.result(), PATIENCE)
         assert progress.phase is CampaignPhase.CANCELLED
         assert progress.adds_up
         assert set(world.sent.values()) <= {1}
@@ -316,7 +316,7 @@ async def test_a_cancelled_row_whose_signal_was_lost_still_ends_it(temporal_clie
         await world.at_gate[gate].wait()
         world.write_control(ControlState.CANCELLED)
         world.gates[gate].set()
-        progress = await asyncio.wait_for(handle.result(), 30)
+        progress = await asyncio.wait_for(handle.result(), PATIENCE)
     assert progress.phase is CampaignPhase.CANCELLED
 
 
@@ -329,7 +329,7 @@ async def test_temporals_own_cancellation_is_a_cancel(temporal_client: Client):
         await handle.cancel()
         await eventually(lambda: world.control.state is ControlState.CANCELLED)
         world.gates[gate].set()
-        progress = await asyncio.wait_for(handle.result(), 30)
+        progress = await asyncio.wait_for(handle.result(), PATIENCE)
     assert progress.phase is CampaignPhase.CANCELLED
     assert progress.adds_up
 
@@ -420,7 +420,7 @@ async def test_a_replay_after_the_close_is_worked_by_a_due_loop_of_its_own(
         await eventually(lambda: len(world.sent_due) == 1)
         # By itself it looks again when the next minute begins.
         await handle.signal(DueWorkflow.look_again, LookAgain())
-        result = await asyncio.wait_for(handle.result(), 20)
+        result = await asyncio.wait_for(handle.result(), PATIENCE)
     assert result.waiting == 0
     assert len(world.sent_due) == 1
 
@@ -466,7 +466,7 @@ async def test_a_slow_campaign_opens_few_shards(
     places = [world.gate(shard, 0) for shard in range(8)]
     async with serving(temporal_client, world):
         handle = await world.start(temporal_client)
-        await eventually(lambda: world.running[Channel.EMAIL] == most, 20)
+        await eventually(lambda: world.running[Channel.EMAIL] == most)
         assert world.running[Channel.EMAIL] == most
         for place in places:
             world.gates[place].set()

@@ -19,7 +19,7 @@ from sendloom.domain.ids import campaign_workflow_id, due_workflow_id
 from sendloom.domain.lanes import lane_for
 from tests.builders import accepted_row
 from tests.workflows.campaign_world import MARKETING, CampaignWorld, serving
-from tests.workflows.running import eventually
+from tests.workflows.running import PATIENCE, eventually
 from workflows.starting import start, work_due
 
 FLOOD, FEW = 300, 5
@@ -67,7 +67,7 @@ class Lane:
 
     async def waiting(self, handle: WorkflowHandle[Any, None], count: int) -> None:
         """Until all of a workflow's activities are in the queue."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 described = await handle.describe()
                 if len(described.raw_description.pending_activities) == count:
@@ -162,7 +162,7 @@ async def test_lane5_every_stretch_of_a_campaign_carries_its_tenant(temporal_cli
         row = accepted_row(given, Kind.CAMPAIGN)
         await start(temporal_client, replace(row, id=world.id, message_class=MARKETING))
         handle = temporal_client.get_workflow_handle(campaign_workflow_id(world.id))
-        await eventually(lambda: {"send", "send_due"} <= set(world.came), 30)
+        await eventually(lambda: {"send", "send_due"} <= set(world.came))
         await handle.terminate()
     assert world.came == {"send": ACME, "send_due": ACME}
 

@@ -9,7 +9,7 @@ from schemas.campaigns import ControlSignal, PreflightReport
 from schemas.kinds import CampaignPhase, ControlState
 from tests.conftest import TimeSkipping
 from tests.workflows.campaign_world import CampaignWorld, ended, serving, skipping
-from tests.workflows.running import eventually
+from tests.workflows.running import PATIENCE, eventually
 from workflows.campaign import CampaignWorkflow
 
 APPROVAL = PreflightReport(ok=True, approval_needed=True)
@@ -34,7 +34,7 @@ async def test_cancelled_during_preflight_it_ends_cancelled_and_adds_up(temporal
         signal = world.write_control(ControlState.CANCELLED, "typo")
         await handle.signal(CampaignWorkflow.cancel, signal)
         world.before_report.set()
-        progress = await asyncio.wait_for(handle.result(), 30)
+        progress = await asyncio.wait_for(handle.result(), PATIENCE)
     assert progress.phase is CampaignPhase.CANCELLED
     assert (sum(world.sent.values()), world.cancelled_rest) == (0, world.size)
 
@@ -55,7 +55,7 @@ async def test_it_waits_for_the_second_person_and_the_row_decides_not_the_signal
         world.approved = True
         await handle.signal(CampaignWorkflow.approve, ControlSignal(by="key:two"))
         await handle.signal(CampaignWorkflow.approve, ControlSignal(by="key:two"))
-        await asyncio.wait_for(handle.result(), 30)
+        await asyncio.wait_for(handle.result(), PATIENCE)
     assert world.everybody_once
 
 
@@ -95,7 +95,7 @@ async def test_cancelled_while_it_waits_for_approval(temporal_client: Client):
         handle = await world.start(temporal_client)
         await eventually(lambda: world.approval_looks == 1)
         await handle.signal(CampaignWorkflow.cancel, world.write_control(ControlState.CANCELLED))
-        progress = await asyncio.wait_for(handle.result(), 30)
+        progress = await asyncio.wait_for(handle.result(), PATIENCE)
     assert progress.phase is CampaignPhase.CANCELLED
     assert world.cancelled_rest == world.size
     assert not world.sent
@@ -107,7 +107,7 @@ async def test_started_again_in_mid_flight_it_is_not_looked_over_again(temporal_
     world.under_way = True
     world.report = PreflightReport(ok=False, code="deadline_infeasible")
     async with serving(temporal_client, world):
-        progress = await asyncio.wait_for((await world.start(temporal_client)).result(), 30)
+        progress = await asyncio.wait_for((await world.start(temporal_client)).result(), PATIENCE)
     assert progress.phase is CampaignPhase.COMPLETED
     assert world.preflights == 0
 
@@ -123,5 +123,5 @@ async def test_a_pause_during_preflight_holds_it_before_the_first_send(temporal_
         await eventually(lambda: (CampaignPhase.PAUSED, "hm") in world.phases)
         assert not world.sent
         await handle.signal(CampaignWorkflow.resume, world.write_control(ControlState.RUNNING))
-        await asyncio.wait_for(handle.result(), 30)
+        await asyncio.wait_for(handle.result(), PATIENCE)
     assert world.everybody_once
