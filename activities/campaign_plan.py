@@ -413,8 +413,9 @@ class CampaignActivities:
             )
         except (Transient, asyncio.CancelledError):
             raise
-        except Exception:
+        except Exception as e:
             # One by one it turns out who it is.
+            log.debug("a page is written one by one", extra={"error": type(e).__name__})
             return False
         if new:
             for cohort, count in Counter(people.cohorts).items():

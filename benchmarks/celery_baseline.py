@@ -24,7 +24,7 @@ BODY = "Hello {name},\n\nyour plan {plan} in {city} has news.\n" + "\n".join(
 )
 
 
-@app.task  # type: ignore[untyped-decorator]
+@app.task  # type: ignore[untyped-decorator]  # Celery has no types
 def send(port: int, to: str, name: str, plan: str, city: str) -> None:
     message = EmailMessage()
     message["From"] = "bench@example.com"

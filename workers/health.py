@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from sendloom.errors import ConfigurationError
 from sendloom.platform.metrics import exposition
@@ -73,7 +73,7 @@ async def listening(health: Health, port: int, host: str = "127.0.0.1") -> Async
 
 def _handler(
     answer: Callable[[str], tuple[int, bytes, str]],
-) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], "asyncio.Future[None]"]:
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
             async with asyncio.timeout(_REQUEST_SECONDS):
@@ -92,4 +92,4 @@ def _handler(
                 await writer.drain()
         writer.close()
 
-    return handle  # type: ignore[return-value]
+    return handle

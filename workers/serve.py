@@ -1,7 +1,6 @@
 """Running a fleet until it is told to stop, and then draining every lane at once."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -58,6 +57,6 @@ async def every(seconds: float, step: Callable[[], Awaitable[None]], name: str) 
         try:
             await step()
         except Exception:
+            # Housekeeping that stopped for good at its first failure would be noticed too late.
             log.exception("a housekeeping step failed", extra={"step": name})
-        with contextlib.suppress(TimeoutError):
-            await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)

@@ -413,7 +413,7 @@ async def _provider(
 
 # httpcore looks for this package six times a request, on the whole path each time because it is not there: some milliseconds
 # of a passcode. An entry that says "absent" is the same answer at once, and asyncio is what it then takes.
-sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]
+sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]  # None is what the import system knows, not its types
 
 
 def _limits(calls: int) -> httpx.Limits:

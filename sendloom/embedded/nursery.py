@@ -7,6 +7,7 @@ only forked while there is one thread, before anything of Temporal's or of a sto
 
 import contextlib
 import gc
+import io
 import json
 import logging
 import os
@@ -247,7 +248,8 @@ def _become(wish: dict[str, Any]) -> NoReturn:
         os.dup2(out, 2)
         os.close(out)
         for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            assert isinstance(stream, io.TextIOWrapper)
+            stream.reconfigure(line_buffering=True)
         if wish["nice"]:
             # There is one thread; those to come inherit it.
             step_back(os.getpid(), wish["nice"])
@@ -267,6 +269,7 @@ def _become(wish: dict[str, Any]) -> NoReturn:
     except BaseException:
         logging.getLogger(__name__).exception("a part ended by an error nobody expected")
     finally:
+        # Whatever the log's disk says, this must end here and not go back into the nursery's own code.
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()

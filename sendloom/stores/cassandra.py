@@ -77,7 +77,7 @@ class Address:
     password: str | None = None
 
 
-class _Repeat(FallthroughRetryPolicy):  # type: ignore[misc]
+class _Repeat(FallthroughRetryPolicy):  # type: ignore[misc]  # the driver has no types
     """Only what changes nothing when it is repeated goes to the next node; everything else is for the caller to judge."""
 
     def on_request_error(

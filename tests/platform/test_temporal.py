@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +31,7 @@ API_KEY = "hunter2-hunter2"
 
 @asynccontextmanager
 async def listening(
-    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], "asyncio.Future[None]"] | None,
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None,
 ) -> AsyncIterator[str]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -49,7 +49,7 @@ async def listening(
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-def refusing(status: RPCStatusCode) -> Callable[..., "asyncio.Future[None]"]:
+def refusing(status: RPCStatusCode) -> Callable[..., Awaitable[None]]:
     """The least HTTP/2 there is: every gRPC call is answered with this status at once (RFC 9113, RFC 7541)."""
 
     def literal(name: str, value: str) -> bytes:
@@ -77,7 +77,7 @@ def refusing(status: RPCStatusCode) -> Callable[..., "asyncio.Future[None]"]:
             elif kind == 1:
                 writer.write(frame(1, 5, stream, trailers))
 
-    return answer  # type: ignore[return-value]  # a coroutine function is what it is called as
+    return answer
 
 
 async def refusal(settings: Settings) -> str:

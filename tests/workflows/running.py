@@ -189,5 +189,5 @@ async def skipping(
 async def eventually(check: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait until something is so."""
     async with asyncio.timeout(seconds):
-        while not check():  # noqa: ASYNC110
+        while not check():
             await asyncio.sleep(0.005)

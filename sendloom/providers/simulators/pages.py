@@ -1,5 +1,6 @@
 """The inbox for people: one list, one message. Everything that arrived is shown as text, never as markup."""
 
+import logging
 from collections.abc import Iterable
 from email import policy
 from email.message import EmailMessage
@@ -12,6 +13,8 @@ from urllib.parse import urlencode
 
 from schemas.kinds import Channel
 from sendloom.providers.simulators.inbox import Arrival, Counts
+
+log = logging.getLogger(__name__)
 
 _PAGE = Template((files(__package__) / "page.html").read_text("utf-8"))
 
@@ -46,7 +49,9 @@ class Opened:
 def _header(mail: EmailMessage, name: str, raw: Any) -> str:
     try:
         return str(mail.policy.header_fetch_parse(name, raw))
-    except Exception:  # the parser raises almost anything on malformed headers
+    except Exception:
+        # The parser raises almost anything on malformed headers, and what was sent is to be seen all the same.
+        log.debug("a header cannot be parsed", extra={"header": name})
         return str(raw)
 
 

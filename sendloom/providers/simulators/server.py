@@ -196,6 +196,7 @@ class _Protocol(HttpToolsProtocol):
     """Hands each request its transport, so that the messages API can break the line."""
 
     def on_headers_complete(self) -> None:
+        # An extension is a dict for ASGI; this one stays within the process.
         self.scope["extensions"] = {TRANSPORT: self.transport}  # type: ignore[dict-item]
         super().on_headers_complete()
 
