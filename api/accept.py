@@ -1,7 +1,6 @@
 """Taking a request on, once: check, remember, start, mark. What it promises is durable before anybody hears of it."""
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -18,6 +17,7 @@ from schemas.content import Content
 from schemas.kinds import Channel, Kind, MessageClass
 from sendloom.domain.ids import derived_id
 from sendloom.domain.rendering import MissingVariable
+from sendloom.domain.same_body import require_same_body
 from sendloom.errors import Refusal
 from sendloom.platform.metrics.http import record_replay
 from sendloom.ports import AcceptedRow, Category, Person, TemplateParts
@@ -90,15 +90,9 @@ async def accept(
         if stored is None:
             row = await make(await reading)
             row, replayed = await parts.accepted.insert_or_match(replace(row, body_hmac=hashed))
-        elif hmac.compare_digest(stored.body_hmac, hashed):
-            row = stored
         else:
-            raise Refusal(
-                "key_reused",
-                "this idempotency key was used with another body",
-                field="Idempotency-Key",
-                status=409,
-            )
+            require_same_body(stored.body_hmac, hashed)
+            row = stored
     finally:
         forget(reading)
     if replayed:

@@ -5,8 +5,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from api.deps import PartsDep, Supporter
+from api.paging import page_of
 from api.timing import timely
 from schemas.api import AuditEntry, Page
+from sendloom.rows import AuditEntry as Act
 
 router = APIRouter(prefix="/v1/audit", tags=["operations"])
 
@@ -22,16 +24,14 @@ async def recent(
 ) -> Page[AuditEntry]:
     """Every administrative act, newest first."""
     rows = await parts.audit.recent(caller.id, limit, before, target)
-    return Page(
-        items=[
-            AuditEntry(
-                at=entry.at,
-                actor=entry.actor,
-                action=entry.action,
-                target=entry.target,
-                detail=dict(entry.detail),
-            )
-            for _, entry in rows
-        ],
-        next=str(rows[-1][0]) if len(rows) == limit else None,
+    return page_of(rows, limit, lambda row: _shown(row[1]), lambda row: row[0])
+
+
+def _shown(entry: Act) -> AuditEntry:
+    return AuditEntry(
+        at=entry.at,
+        actor=entry.actor,
+        action=entry.action,
+        target=entry.target,
+        detail=dict(entry.detail),
     )

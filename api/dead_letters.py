@@ -10,6 +10,7 @@ from api.auditing import audited
 from api.auth import Caller
 from api.campaigns import current_bucket, work_due
 from api.deps import Operator, Parts, PartsDep, Supporter
+from api.paging import page_of
 from api.timing import timely
 from schemas.api import DeadLetterAnswer, Page
 from schemas.kinds import Kind, RecipientState
@@ -32,10 +33,7 @@ async def every(
 ) -> Page[DeadLetterAnswer]:
     """Newest first."""
     letters = await parts.dead_letters.by_status(caller.id, status, limit, after)
-    return Page(
-        items=[_shown(letter) for letter in letters],
-        next=str(letters[-1].id) if len(letters) == limit else None,
-    )
+    return page_of(letters, limit, _shown, lambda letter: letter.id)
 
 
 @router.get("/{id}")

@@ -1,7 +1,6 @@
 """Reminder series: some reminders before one event, planned again when it moves, taken back together (REM-4)."""
 
 import asyncio
-import hmac
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -32,6 +31,7 @@ from schemas.kinds import Kind, LatenessPolicy
 from schemas.notifications import Due
 from schemas.schedules import SeriesContent, SeriesMember
 from sendloom.domain.ids import child_id, series_id, series_member_id
+from sendloom.domain.same_body import require_same_body
 from sendloom.domain.series import (
     Action,
     MemberState,
@@ -94,13 +94,8 @@ async def create(
             row, replayed = await parts.series.insert_or_match(
                 await _row(parts, caller, body, id, hashed)
             )
-        elif not hmac.compare_digest(row.body_hmac, hashed):
-            raise Refusal(
-                "key_reused",
-                "this idempotency key was used with another body",
-                field="Idempotency-Key",
-                status=409,
-            )
+        else:
+            require_same_body(row.body_hmac, hashed)
         # Also when it was there: what a crash left undone is done now.
         return await _carry_out(parts, caller, row), replayed
 

@@ -19,6 +19,7 @@ from api.auditing import audited
 from api.auth import Caller, Scope
 from api.deps import IdempotencyKey, Keeper, Parts, PartsDep
 from api.deps import caller as a_caller
+from api.paging import page_of
 from api.timing import timely, within
 from api.views import may_see
 from schemas.api import (
@@ -39,6 +40,7 @@ from sendloom.domain.catch_up import CronIn, Every, times
 from sendloom.domain.gates import quiet_window
 from sendloom.domain.ids import schedule_id
 from sendloom.domain.quiet_hours import Window, parse_window, span
+from sendloom.domain.same_body import require_same_body
 from sendloom.domain.zones import load, validate_zone, zone_or_default
 from sendloom.errors import Refusal, Transient
 from sendloom.ports import ScheduleRow
@@ -79,15 +81,13 @@ async def create(
         if stored is None:
             row, warnings = await _row(parts, caller, body, id, hashed)
             stored, replayed = await parts.schedules.insert_or_match(row)
-        elif hmac.compare_digest(stored.body_hmac, hashed):
-            replayed = True
         else:
-            raise Refusal(
-                "key_reused",
+            require_same_body(
+                stored.body_hmac,
+                hashed,
                 "this idempotency key was used with another body, or its schedule was changed since",
-                field="Idempotency-Key",
-                status=409,
             )
+            replayed = True
         return stored, replayed, warnings
 
     row, replayed, warnings = await within(take_on())
@@ -325,10 +325,7 @@ async def triggers(
     """What was fired, refused or left out, newest first; also of a schedule that was deleted."""
     await _find(parts, caller, id)
     rows = await parts.triggers.of_trigger(caller.id, id, limit, before)
-    return Page(
-        items=[_trigger(row) for row in rows],
-        next=rows[-1].scheduled_for.isoformat() if len(rows) == limit else None,
-    )
+    return page_of(rows, limit, _trigger, lambda row: row.scheduled_for.isoformat())
 
 
 @log_router.get("")

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Path, Query, Response
 from api.auditing import audited
 from api.auth import Caller
 from api.deps import Campaigner, CampaignReader, Parts, PartsDep
+from api.paging import page_of
 from api.timing import timely
 from schemas.api import (
     NAME,
@@ -58,10 +59,7 @@ async def every(
 ) -> Page[SegmentAnswer]:
     """By id."""
     rows = await parts.segments.recent(caller.id, limit, after)
-    return Page(
-        items=[_shown(row) for row in rows],
-        next=rows[-1].segment_id if len(rows) == limit else None,
-    )
+    return page_of(rows, limit, _shown, lambda row: row.segment_id)
 
 
 @router.delete("/{segment_id}", status_code=204)

@@ -7,11 +7,13 @@ from fastapi import APIRouter, Query, Response
 from api.auditing import audited
 from api.auth import Caller
 from api.deps import Operator, Parts, PartsDep, Supporter
+from api.paging import page_of
 from api.timing import timely
 from schemas.api import Page, SuppressionAnswer, SuppressionBody, SuppressionRef
 from schemas.kinds import Channel
 from sendloom.domain.addresses import lookup_form
 from sendloom.errors import Refusal
+from sendloom.rows import Suppression
 
 router = APIRouter(prefix="/v1/suppressions", tags=["suppressions"])
 
@@ -66,16 +68,14 @@ async def every(
         except ValueError:
             raise Refusal("invalid_parameter", "after is not a page mark", field="after") from None
     rows = await parts.recipients.suppressions(caller.id, channel, limit, seen)
-    return Page(
-        items=[
-            SuppressionAnswer(
-                channel=row.channel,
-                address_hash=row.address_hash.hex(),
-                reason=row.reason,
-                source=row.source,
-                at=row.at,
-            )
-            for row in rows
-        ],
-        next=f"{rows[-1].channel}/{rows[-1].address_hash.hex()}" if len(rows) == limit else None,
+    return page_of(rows, limit, _shown, lambda row: f"{row.channel}/{row.address_hash.hex()}")
+
+
+def _shown(row: Suppression) -> SuppressionAnswer:
+    return SuppressionAnswer(
+        channel=row.channel,
+        address_hash=row.address_hash.hex(),
+        reason=row.reason,
+        source=row.source,
+        at=row.at,
     )

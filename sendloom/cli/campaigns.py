@@ -64,6 +64,12 @@ _ExpiresAt = Annotated[str | None, typer.Option("--expires-at", help="Nothing is
 _Rate = Annotated[float | None, typer.Option("--rate", help="Recipients a second.")]
 
 
+_AS_THEY_ARE = (
+    *("name", "category", "list_id", "send_at", "local_time"),
+    *("missed", "window", "deadline", "expires_at"),
+)
+
+
 def _audience(sent_of: UUID | None, segment: str | None) -> "dict[str, object] | None":
     named = {"sent_of": sent_of, "segment": segment}
     return {name: value for name, value in named.items() if value is not None} or None
@@ -71,6 +77,7 @@ def _audience(sent_of: UUID | None, segment: str | None) -> "dict[str, object] |
 
 @campaign_app.command("create")
 def create(
+    ctx: typer.Context,
     name: _Name,
     category: _Category,
     template: _Template,
@@ -90,21 +97,7 @@ def create(
     json_: Json = False,
 ) -> None:
     """Start a campaign."""
-    request = _request(
-        name=name,
-        category=category,
-        template_id=template,
-        list_id=list_id,
-        audience=_audience(sent_of, segment),
-        variables=variables(var),
-        send_at=send_at,
-        local_time=local_time,
-        missed=missed,
-        window=window,
-        deadline=deadline,
-        expires_at=expires_at,
-        rate_per_second=rate,
-    )
+    request = _request(ctx)
     with connected() as client:
         accepted = client.create_campaign(request, key=new_key(key))
         if not watch_:
@@ -116,6 +109,7 @@ def create(
 
 @campaign_app.command("preflight")
 def preflight(
+    ctx: typer.Context,
     category: _Category,
     template: _Template,
     list_id: _List = None,
@@ -132,21 +126,7 @@ def preflight(
     json_: Json = False,
 ) -> None:
     """What a launch would be told now. Exits with 1 when it would be refused."""
-    request = _request(
-        name="preflight",
-        category=category,
-        template_id=template,
-        list_id=list_id,
-        audience=_audience(sent_of, segment),
-        variables=variables(var),
-        send_at=send_at,
-        local_time=local_time,
-        missed=missed,
-        window=window,
-        deadline=deadline,
-        expires_at=expires_at,
-        rate_per_second=rate,
-    )
+    request = _request(ctx, name="preflight")
     with connected() as client:
         report = client.preflight_campaign(request)
     show(report, json_)
@@ -154,13 +134,22 @@ def preflight(
         raise typer.Exit(EXIT_REFUSED)
 
 
-def _request(**given: object) -> "CampaignRequest":
+def _request(ctx: typer.Context, **more: object) -> "CampaignRequest":
+    """From the options that `create` and `preflight` share, which are the fields of a campaign but for a few names."""
     from pydantic import ValidationError
 
     from schemas.api import CampaignRequest
 
+    given = ctx.params
+    fields = {name: given[name] for name in _AS_THEY_ARE if name in given} | {
+        "template_id": given["template"],
+        "audience": _audience(given["sent_of"], given["segment"]),
+        "variables": variables(given["var"]),
+        "rate_per_second": given["rate"],
+        **more,
+    }
     try:
-        return CampaignRequest.model_validate({k: v for k, v in given.items() if v is not None})
+        return CampaignRequest.model_validate({k: v for k, v in fields.items() if v is not None})
     except ValidationError as e:
         error = e.errors(include_input=False)[0]
         where = f"{error['loc'][0]}: " if error["loc"] else ""

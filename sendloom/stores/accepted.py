@@ -1,15 +1,14 @@
 """What we promised. Inserted before a workflow starts, closed by its last step, kept 30 days beyond."""
 
-import hmac
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from schemas.kinds import Kind, MessageClass, Mode
-from sendloom.errors import Refusal
+from sendloom.domain.same_body import require_same_body
 from sendloom.ports import AcceptedRow, Sealer
-from sendloom.stores.pool import Pool, PostgresStore, Record
+from sendloom.stores.pool import FIRST, Pool, PostgresStore, Record
 from sendloom.stores.queries import load
 
 SQL = load("accepted.sql")
@@ -18,7 +17,6 @@ LOOKED_AT = 200
 """Of the newest security messages, twice a second for each marketing process: two milliseconds."""
 _INPUT = "accepted-input"
 _CONTENT = "accepted-content"
-_FIRST = ("", UUID(int=0))
 
 
 class PostgresAccepted(PostgresStore):
@@ -54,14 +52,7 @@ class PostgresAccepted(PostgresStore):
         if stored is None:
             # Purged in this very moment: then it is free again.
             return await self.insert_or_match(row)
-        if not hmac.compare_digest(stored.body_hmac, row.body_hmac):
-            raise Refusal(
-                "key_reused",
-                "this idempotency key was used with another body",
-                field="Idempotency-Key",
-                fix="use a new key for a new request; repeat a request with the very same body",
-                status=409,
-            )
+        require_same_body(stored.body_hmac, row.body_hmac)
         return stored, True
 
     async def mark_started(self, tenant: str, id: UUID) -> None:
@@ -80,20 +71,16 @@ class PostgresAccepted(PostgresStore):
     async def by_recipient(
         self, tenant: str, recipient_id: str, limit: int, before: datetime | None = None
     ) -> list[AcceptedRow]:
-        rows = await self._fetch(SQL["by_recipient"], tenant, recipient_id, limit, before)
-        return [self._open(row) for row in rows]
+        return await self._rows("by_recipient", tenant, recipient_id, limit, before)
 
     async def by_correlation(self, tenant: str, correlation_id: str) -> list[AcceptedRow]:
-        rows = await self._fetch(SQL["by_correlation"], tenant, correlation_id)
-        return [self._open(row) for row in rows]
+        return await self._rows("by_correlation", tenant, correlation_id)
 
     async def unstarted(self, older_than: timedelta, limit: int) -> list[AcceptedRow]:
-        rows = await self._fetch(SQL["unstarted"], older_than, limit)
-        return [self._open(row) for row in rows]
+        return await self._rows("unstarted", older_than, limit)
 
     async def open_rows(self, after: tuple[str, UUID] | None, limit: int) -> list[AcceptedRow]:
-        rows = await self._fetch(SQL["open_rows"], *(after or _FIRST), limit)
-        return [self._open(row) for row in rows]
+        return await self._rows("open_rows", *(after or FIRST), limit)
 
     async def oldest_waiting_security(self, at_least: timedelta) -> timedelta | None:
         """Over all tenants: the age of the oldest security message that nobody has called for yet (LANE-3)."""
@@ -108,6 +95,9 @@ class PostgresAccepted(PostgresStore):
     async def forget_secrets(self, accepted_before: datetime, limit: int) -> int:
         """Delete the codes of old passcodes, also out of what was sent; how many rows."""
         return await self._execute(SQL["forget_secrets"], accepted_before, limit)
+
+    async def _rows(self, statement: str, *arguments: Any) -> list[AcceptedRow]:
+        return [self._open(row) for row in await self._fetch(SQL[statement], *arguments)]
 
     def _open(self, row: Record) -> AcceptedRow:
         tenant = row["tenant"]

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import asyncpg
 import orjson
@@ -170,6 +171,9 @@ def touched(status: str) -> int:
     """The row count in a command's status, for example `UPDATE 3`."""
     return int(status.rpartition(" ")[2])
 
+
+FIRST = ("", UUID(int=0))
+"""A place before every (tenant, id)."""
 
 SEPARATOR = "\x1f"
 _NULL = "\x1e"

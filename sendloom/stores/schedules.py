@@ -1,6 +1,5 @@
 """What recurs, and reminder series. The trigger log is written with the judgement, never after it."""
 
-import hmac
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,16 +15,15 @@ from schemas.schedules import (
     SeriesContent,
     TriggerStatus,
 )
-from sendloom.errors import Refusal
+from sendloom.domain.same_body import require_same_body
 from sendloom.ports import Fire, ScheduleRow, Sealer, SeriesRow
-from sendloom.stores.pool import Pool, PostgresStore, Record
+from sendloom.stores.pool import FIRST, Pool, PostgresStore, Record
 from sendloom.stores.queries import load
 
 SQL = load("schedules.sql")
 
 _CONTENT = "schedule-content"
 _SERIES = "series-content"
-_FIRST = ("", UUID(int=0))
 
 
 class PostgresSchedules(PostgresStore):
@@ -49,7 +47,7 @@ class PostgresSchedules(PostgresStore):
             return row, False
         stored = await self.get(row.tenant, row.id)
         assert stored is not None, "a schedule is never deleted from its table"
-        _same_body(stored.body_hmac, row.body_hmac)
+        require_same_body(stored.body_hmac, row.body_hmac)
         return stored, True
 
     def _definition(self, row: ScheduleRow) -> tuple[Any, ...]:
@@ -81,8 +79,7 @@ class PostgresSchedules(PostgresStore):
     async def of_tenant(
         self, tenant: str, limit: int, after: UUID | None = None
     ) -> list[ScheduleRow]:
-        rows = await self._fetch(SQL["of_tenant"], tenant, after or UUID(int=0), limit)
-        return [self._open(row) for row in rows]
+        return await self._rows("of_tenant", tenant, after or UUID(int=0), limit)
 
     async def replace(self, row: ScheduleRow, version: int) -> ScheduleRow | None:
         stored = await self._row(
@@ -136,12 +133,13 @@ class PostgresSchedules(PostgresStore):
         return [(row[0], row[1]) for row in rows]
 
     async def unapplied(self, older_than: timedelta, limit: int) -> list[ScheduleRow]:
-        rows = await self._fetch(SQL["unapplied"], older_than, limit)
-        return [self._open(row) for row in rows]
+        return await self._rows("unapplied", older_than, limit)
 
     async def everywhere(self, after: tuple[str, UUID] | None, limit: int) -> list[ScheduleRow]:
-        rows = await self._fetch(SQL["everywhere"], *(after or _FIRST), limit)
-        return [self._open(row) for row in rows]
+        return await self._rows("everywhere", *(after or FIRST), limit)
+
+    async def _rows(self, statement: str, *arguments: Any) -> list[ScheduleRow]:
+        return [self._open(row) for row in await self._fetch(SQL[statement], *arguments)]
 
     def _open(self, row: Record) -> ScheduleRow:
         tenant = row["tenant"]
@@ -202,7 +200,7 @@ class PostgresSeries(PostgresStore):
             return row, False
         stored = await self.get(row.tenant, row.id)
         assert stored is not None, "a series is never deleted from its table"
-        _same_body(stored.body_hmac, row.body_hmac)
+        require_same_body(stored.body_hmac, row.body_hmac)
         return stored, True
 
     async def get(self, tenant: str, id: UUID) -> SeriesRow | None:
@@ -248,14 +246,3 @@ class PostgresSeries(PostgresStore):
 
 def _series_state(row: SeriesRow) -> str:
     return "cancelled" if row.cancelled else "active"
-
-
-def _same_body(stored: bytes, given: bytes) -> None:
-    if not hmac.compare_digest(stored, given):
-        raise Refusal(
-            "key_reused",
-            "this idempotency key was used with another body",
-            field="Idempotency-Key",
-            fix="use a new key for a new request; repeat a request with the very same body",
-            status=409,
-        )
