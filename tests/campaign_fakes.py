@@ -514,7 +514,7 @@ async def a_stage(dsn: str) -> Any:
 async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Waits for a condition, never for a time."""
     async with asyncio.timeout(seconds):
-        while not condition():  # what is waited for is outside of us
+        while not condition():  # noqa: ASYNC110 - what is waited for is outside of us
             await asyncio.sleep(0.005)
 
 

@@ -50,7 +50,7 @@ def step(name: str, code: str, *, needs: tuple[str, ...] = ()) -> Part:
 
 async def until(check: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
-        while not check():  # it is another process that changes it
+        while not check():  # noqa: ASYNC110 - it is another process that changes it
             await asyncio.sleep(0.01)
 
 

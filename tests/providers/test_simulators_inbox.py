@@ -390,7 +390,7 @@ async def test_stopping_ends_those_who_wait(sims):
             http.get("/api/wait", params={"count": 1, "timeout": 60}, timeout=60)
         )
         async with asyncio.timeout(30):
-            while not other.inbox._waiting:
+            while not other.inbox._waiting:  # noqa: ASYNC110 - it is outside of us
                 await asyncio.sleep(0.005)
         began = time.monotonic()
         await other.__aexit__(None, None, None)
@@ -465,9 +465,9 @@ async def test_a_taken_port_is_named(sims):
 
 async def wait_for_ports(path: Path) -> dict[str, int]:
     async with asyncio.timeout(60):
-        while not path.exists():
+        while not path.exists():  # noqa: ASYNC110, ASYNC240 - it is outside of us
             await asyncio.sleep(0.01)
-    ports: dict[str, int] = json.loads(path.read_text())
+    ports: dict[str, int] = json.loads(path.read_text())  # noqa: ASYNC240 - a few bytes
     return ports
 
 

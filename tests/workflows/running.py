@@ -189,5 +189,5 @@ async def skipping(
 async def eventually(check: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait until something is so."""
     async with asyncio.timeout(seconds):
-        while not check():
+        while not check():  # noqa: ASYNC110 - it is outside of us
             await asyncio.sleep(0.005)

@@ -127,7 +127,7 @@ async def test_a_launch_for_one_person_waits_for_the_second_person_and_is_sent(
     async with campaign_workers(temporal_client, stage):
         handle = await start_campaign(temporal_client, stage)
         async with asyncio.timeout(PATIENCE):
-            while not await stage.campaigns.approve(TENANT, stage.campaign_id, "key:two"):
+            while not await stage.campaigns.approve(TENANT, stage.campaign_id, "key:two"):  # noqa: ASYNC110 - it is outside of us
                 await asyncio.sleep(0.05)
         assert stage.mailer.took == {}
         await handle.signal(CampaignWorkflow.approve, ControlSignal(by="key:two"))

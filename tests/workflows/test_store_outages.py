@@ -424,7 +424,7 @@ async def test_a_passcode_is_checked_while_its_outcome_cannot_be_recorded(
         await eventually(lambda: world.weather.refused["record"] > recorded)
         world.weather.clears()
         async with asyncio.timeout(15):
-            while await world.claims() != ["sent"]:
+            while await world.claims() != ["sent"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await handle.terminate()
     assert world.sent == 1
