@@ -59,6 +59,7 @@ Child = ChildWorkflowHandle[Any, Any]
 @workflow.defn(name="Campaign")
 class CampaignWorkflow:
     roll_at = ROLL_AT
+    window = WINDOW
 
     @workflow.init
     def __init__(self, c: CampaignInput) -> None:
@@ -379,7 +380,7 @@ class CampaignWorkflow:
         """Every shard to its end, the due loop beside them, then what waits until nothing waits."""
         due = asyncio.create_task(self._run_due(frozen))
         catch_up = asyncio.create_task(self._run_catch_up(frozen))
-        lanes = min(WINDOW, frozen.shards)
+        lanes = min(self.window, frozen.shards)
         await asyncio.gather(*(self._run_shards(frozen, place) for place in range(lanes)))
         self._shards_ended = True
         if (child := self._children.get("due")) is not None:
@@ -414,7 +415,7 @@ class CampaignWorkflow:
             lambda: (
                 self._stopping
                 or self._all_taken(frozen)
-                or place < shards_at_once(self._rate, WINDOW)
+                or place < shards_at_once(self._rate, self.window)
             )
         )
         while (shard := self._take_shard(frozen)) is not None:

@@ -1,4 +1,5 @@
-"""A campaign that continues as new after few events, so that a test need not send thousands of signals.
+"""A campaign that continues as new after few events and has few shards in flight, so that a test need not send thousands of signals
+nor start a hundred children.
 
 It has a module of its own because the sandbox loads it, and would load a test module's imports with it.
 """
@@ -13,6 +14,7 @@ with workflow.unsafe.imports_passed_through():
 @workflow.defn(name="Campaign")
 class ShortCampaign(CampaignWorkflow):
     roll_at = 400
+    window = 3
 
     @workflow.init
     def __init__(self, c: CampaignInput) -> None:

@@ -27,7 +27,7 @@ from tests.conftest import TimeSkipping
 from tests.workflows.campaign_world import MARKETING, CampaignWorld, ended, serving, skipping
 from tests.workflows.running import PATIENCE, eventually
 from tests.workflows.short_campaign import ShortCampaign
-from workflows.campaign import CampaignWorkflow
+from workflows.campaign import WINDOW, CampaignWorkflow
 from workflows.due import DueWorkflow
 
 BOTH = (Channel.EMAIL, Channel.SMS)
@@ -468,6 +468,27 @@ async def test_a_slow_campaign_opens_few_shards(
         handle = await world.start(temporal_client)
         await eventually(lambda: world.running[Channel.EMAIL] == most)
         assert world.running[Channel.EMAIL] == most
+        for place in places:
+            world.gates[place].set()
+        await asyncio.wait_for(handle.result(), 60)
+    assert world.everybody_once
+
+
+async def test_however_many_shards_only_a_window_of_them_is_in_flight_at_once(
+    temporal_client: Client,
+):
+    """CAMP-13: bounded pending children, so that the parent's history and the server's work are too."""
+    assert WINDOW == CampaignWorkflow.window == 100
+    world = CampaignWorld(shards=8, pages=1)
+    places = [world.gate(shard, 0) for shard in range(8)]
+    async with serving(temporal_client, world, cached=100, campaign=ShortCampaign):
+        handle = await world.start(temporal_client)
+        await eventually(lambda: world.running[Channel.EMAIL] == ShortCampaign.window, 20)
+        # Each child plans before it sends, and nothing holds that up.
+        assert sorted(world.planned) == [0, 1, 2]
+        world.gates[places[0]].set()
+        await eventually(lambda: len(world.planned) > ShortCampaign.window, 20)
+        assert sorted(world.planned) == [0, 1, 2, 3]
         for place in places:
             world.gates[place].set()
         await asyncio.wait_for(handle.result(), 60)
