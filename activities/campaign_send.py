@@ -170,6 +170,8 @@ class CampaignSendActivities:
         self.meter = pacing.Meter()
         self.pace: Pace | None = None
         self.storms: dict[UUID, Storm] = {}
+        self.unwritten = 0
+        """Writes that the database has refused and that are being repeated: until they are through, nothing more is claimed."""
         self.guarded: dict[UUID, float] = {}
 
     @activity.defn(name="campaign.send")
@@ -465,15 +467,20 @@ class _Stretch:
 
     async def _insist(self, write: Callable[[], Awaitable[T]]) -> T:
         """For what follows a call: only the write is repeated, for as long as the database is away (POL-7)."""
+        try:
+            return await write()
+        except StoreUnavailable:
+            log.warning("a record could not be written; it is repeated")
         delay = 0.1
-        while True:
-            try:
-                return await write()
-            except StoreUnavailable:
-                if delay < REPEAT_LONGEST:
-                    log.warning("a record could not be written; it is repeated")
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, REPEAT_LONGEST)
+        self.lane.unwritten += 1
+        try:
+            while True:
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 5.0)
+                with contextlib.suppress(StoreUnavailable):
+                    return await write()
+        finally:
+            self.lane.unwritten -= 1
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -507,6 +514,9 @@ class _Stretch:
             while rest and not self.stopping and self._is_fresh(read_at):
                 if not await self._control_is_fresh() or await self._gives_way():
                     continue
+                if self.lane.unwritten:
+                    await asyncio.sleep(0.05)
+                    continue
                 allowed = await self._tokens(min(len(rest), self.most))
                 if allowed == 0:
                     continue
@@ -516,7 +526,7 @@ class _Stretch:
                 await self.believe(scope, objections, result)
                 if ready:
                     await self.lane.budget.acquire(len(ready))
-                    if self.stopping or not self._is_fresh(read_at):
+                    if self.stopping or self.lane.unwritten or not self._is_fresh(read_at):
                         self.lane.budget.release(len(ready))
                         left += len(ready)
                         ready = []
