@@ -37,7 +37,7 @@ _NEXT_HEAP_MB = 512
 _RING_DELAY_MS = 3_000
 """How long a node listens before it joins. With 0 it is not heard by its seed, and the default is half a minute."""
 
-_OPTIONS = {
+OPTIONS = {
     "cluster_name": CLUSTER,
     "num_tokens": 16,
     "partitioner": "org.apache.cassandra.dht.Murmur3Partitioner",
@@ -175,7 +175,7 @@ class EmbeddedCassandra:
     def _options(self, node: int) -> dict[str, object]:
         home, host = self.home(node), self.hosts[node]
         return {
-            **_OPTIONS,
+            **OPTIONS,
             "listen_address": host,
             "rpc_address": host,
             "native_transport_port": self.port,

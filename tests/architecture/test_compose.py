@@ -1,6 +1,7 @@
 """docker-compose.yml and temporal-config say only what the code knows."""
 
 import json
+import subprocess
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 from temporalio.envconfig import ClientConfig
 
 from sendloom.cli import build_app
+from sendloom.embedded.cassandra import OPTIONS
 from sendloom.embedded.stack import TOKEN_VARIABLE
 from sendloom.embedded.temporal import DYNAMIC_CONFIG, NAMESPACE
 from sendloom.platform.temporal_setup import read_schedules
@@ -21,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = {name: s for name, s in SERVICES.items() if s["image"] == "sendloom:local"}
+NODES = ["cassandra-1", "cassandra-2", "cassandra-3"]
 CLASSES = {"security", "transactional", "marketing", "ops"}
 
 
@@ -48,7 +51,7 @@ def test_the_schema_would_have_noticed_a_mistake() -> None:
 def test_every_server_and_process_of_the_architecture_is_there() -> None:
     servers = {
         "postgres",
-        "cassandra",
+        *NODES,
         "valkey",
         "temporal",
         "temporal-ui",
@@ -72,8 +75,9 @@ def test_every_variable_of_ours_is_a_known_setting() -> None:
     assert named - {TOKEN_VARIABLE} <= set(known_settings())
 
 
+@pytest.mark.parametrize("ledger", ["postgres", "cassandra"])
 @pytest.mark.parametrize("name", sorted(set(OURS) - {"simulators"}))
-def test_a_process_would_accept_its_settings(name: str, tmp_path: Path) -> None:
+def test_a_process_would_accept_its_settings(name: str, ledger: str, tmp_path: Path) -> None:
     given = {"SENDLOOM_HOME": str(tmp_path)}
     for variable, value in environment(OURS[name]).items():
         # What comes from .env: a key, or a password inside a URL.
@@ -81,8 +85,42 @@ def test_a_process_would_accept_its_settings(name: str, tmp_path: Path) -> None:
         whole = value.startswith("${")
         key = fill + "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
         given[variable] = key if whole else _filled(value)
+    assert environment(OURS[name])["SENDLOOM_LEDGER"] == "${SENDLOOM_LEDGER:-postgres}"
+    given["SENDLOOM_LEDGER"] = ledger
     settings = load_settings(given)
     assert settings.environment == "production"
+    assert settings.ledger == ledger
+    assert [host for host, _ in settings.cassandra.nodes] == NODES
+
+
+def test_cassandra_is_three_nodes_that_join_one_by_one_and_only_when_asked_for() -> None:
+    before: str | None = None
+    for node in NODES:
+        service = SERVICES[node]
+        assert service["profiles"] == ["cassandra"]
+        assert list(service.get("depends_on", {})) == ([before] if before else [])
+        assert service["volumes"] == [f"{node}:/var/lib/cassandra"]
+        before = node
+    # With the last of them all three are there; without the profile nobody waits.
+    needed = SERVICES["migrate"]["depends_on"]
+    assert needed[NODES[-1]] == {"condition": "service_healthy", "required": False}
+
+
+def test_a_node_of_the_compose_file_promises_what_our_own_nodes_promise(tmp_path: Path) -> None:
+    """Its script run on a configuration that says the opposite."""
+    file = tmp_path / "cassandra.yaml"
+    file.write_text(
+        "commitlog_sync: periodic\ncommitlog_sync_period: 10000ms\npaxos_variant: v1\nnum_tokens: 16\n"
+    )
+    [script] = SERVICES["cassandra-2"]["command"]
+    script = script.replace("$$", "$").replace("/etc/cassandra/cassandra.yaml", str(file))
+    before, run, _ = script.partition("exec docker-entrypoint.sh cassandra -f")
+    assert run
+    for _ in range(2):  # a restart finds what the first start wrote
+        subprocess.run([*SERVICES["cassandra-2"]["entrypoint"], before], check=True)
+    said = yaml.safe_load(file.read_text())
+    promised = {key: OPTIONS[key] for key in ("commitlog_sync", "paxos_variant")}
+    assert said == {**promised, "num_tokens": 16}
 
 
 def _filled(value: str) -> str:
