@@ -1,6 +1,6 @@
 """What `benchmarks.kill` calls silence."""
 
-from benchmarks.kill import silence
+from benchmarks.kill import silence, too_late
 
 SECOND = 1_000_000_000
 
@@ -27,3 +27,11 @@ def test_whoever_comes_back_after_minutes_was_silent_for_minutes() -> None:
 
 def test_nothing_after_the_kill_is_nothing_to_measure() -> None:
     assert silence(at(1, 2), 10 * SECOND) == 0
+
+
+def test_a_killed_cassandra_has_half_a_minute_and_passcodes_do_not_wait_for_it() -> None:
+    assert too_late({"cassandra": {"security": 4, "marketing": 29}, "api": {"security": 60}}) == []
+    assert too_late({"cassandra": {"security": 6, "marketing": 31}}) == [
+        "cassandra: security silent for 6 s",
+        "cassandra: marketing silent for 31 s",
+    ]
