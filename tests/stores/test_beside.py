@@ -170,6 +170,12 @@ async def test_only_a_passcode_goes_on_while_suppressions_cannot_be_looked_at(
     await stores.catalog.put_category(
         a_category(world.tenant, category="otp", message_class=MessageClass.SECURITY)
     )
+    recipients = RecipientsBeside(stores.pool, stores.sealer, Away())
+    mail = AddressWrite(Channel.EMAIL, "new@example.com", "new@example.com", True)
+    await recipients.upsert(world.tenant, [RecipientWrite("new", addresses=(mail,))])
+    shown = await recipients.get(world.tenant, "new")
+    assert shown is not None, "who has just signed up could not be sent a passcode"
+    assert [address.suppressed for address in shown.addresses] == ["unknown"]
     people = PeopleBeside(stores.pool, Away())
     [person] = await people.people(world.tenant, "otp", ["r000"], False)
     assert person.exists

@@ -40,6 +40,8 @@ CATALOG = load("catalog.sql")
 
 PATIENCE = 2.0
 """Seconds; what a passcode may wait for the ledger."""
+NOT_KNOWN = "unknown"
+"""Shown instead of a reason while nobody can say whether there is one."""
 
 
 class PeopleBeside(PostgresPeople):
@@ -151,14 +153,25 @@ class RecipientsBeside(PostgresRecipients):
         self._ledger = ledger
 
     async def get(self, tenant: str, recipient_id: str) -> RecipientRow | None:
+        """For people to look at: whoever sends asks anew. So it does not need the ledger, and a phone can be registered, and
+        a passcode sent to it, while that is away."""
         row = await super().get(tenant, recipient_id)
         if row is None:
             return None
         addresses = []
-        for address in row.addresses:
-            found = await self._ledger.suppression(tenant, address.channel, [address.address_hash])
-            reason = found.get(address.address_hash, address.suppressed)
-            addresses.append(replace(address, suppressed=reason))
+        try:
+            async with asyncio.timeout(PATIENCE):
+                for address in row.addresses:
+                    of = [address.address_hash]
+                    found = await self._ledger.suppression(tenant, address.channel, of)
+                    reason = found.get(address.address_hash, address.suppressed)
+                    addresses.append(replace(address, suppressed=reason))
+        except (StoreUnavailable, TimeoutError):
+            log.warning("a recipient is shown without a look at suppressions")
+            addresses = [
+                replace(address, suppressed=address.suppressed or NOT_KNOWN)
+                for address in row.addresses
+            ]
         return replace(row, addresses=tuple(addresses))
 
     async def suppressions(
