@@ -9,6 +9,7 @@ WHOLE_STACKS = "whole stacks"
 ON_CASSANDRA = "on Cassandra"
 """One node for all of them."""
 
+_AS_DEMANDING = {"test_waiting_reminders.py"}
 _ON_CASSANDRA = {
     "test_beside.py",
     "test_cassandra.py",
@@ -20,7 +21,7 @@ _ON_CASSANDRA = {
 def group_of(nodeid: str) -> str:
     """Its file, whose database and servers it shares, unless that shares something with other files."""
     file = PurePosixPath(nodeid.split("::", 1)[0])
-    if file.parent.name in {"embedded", "system"}:
+    if file.parent.name in {"embedded", "system"} or file.name in _AS_DEMANDING:
         return WHOLE_STACKS
     return ON_CASSANDRA if file.name in _ON_CASSANDRA else str(file)
 
