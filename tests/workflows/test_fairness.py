@@ -17,9 +17,10 @@ from schemas.campaigns import CampaignInput, DueInput, DueStretch, Stretch, Stre
 from schemas.kinds import Channel, Kind, Mode
 from sendloom.domain.ids import campaign_workflow_id, due_workflow_id
 from sendloom.domain.lanes import lane_for
-from tests.builders import accepted_row
+from tests.builders import TRANSACTIONAL, World, a_notification, accepted_row
+from tests.fakes import ScriptedProvider
 from tests.workflows.campaign_world import MARKETING, CampaignWorld, serving
-from tests.workflows.running import PATIENCE, eventually
+from tests.workflows.running import PATIENCE, eventually, running
 from workflows.starting import start, work_due
 
 FLOOD, FEW = 300, 5
@@ -186,3 +187,18 @@ async def test_lane5_a_due_loop_of_its_own_carries_its_tenant_too(temporal_clien
         await eventually(lambda: "send_due" in world.came, 70)
         await temporal_client.get_workflow_handle(due_workflow_id(world.id)).terminate()
     assert world.came == {"send_due": ACME}
+
+
+async def test_lane5_a_single_message_is_sent_under_its_tenant_and_priority(
+    temporal_client: Client,
+):
+    came: list[Priority] = []
+
+    def see() -> None:
+        came.append(activity.info().priority)
+
+    world = World(email=ScriptedProvider(see))
+    async with running(temporal_client, world, TRANSACTIONAL) as r:
+        n = a_notification(accepted_at=await r.now(), priority=2)
+        await asyncio.wait_for((await r.start(n)).result(), 30)
+    assert came == [Priority(priority_key=2, fairness_key=n.tenant)]
