@@ -52,6 +52,9 @@ TICK_SECONDS: Final = 1.0
 _REOPEN_SECONDS: Final = (1.0, 30.0)
 """After a failed opening, while other connections carry on: first and longest pause."""
 
+_ROUND: Final = 5
+"""Lines of four replies, the empty one behind them too."""
+_NO_LINES: Final[list[bytes]] = []
 # Looked up in an enum's class on every reply they would cost more than the comparison.
 _MAIL, _RCPT, _DATA, _BODY, _DOT = Phase.MAIL, Phase.RCPT, Phase.DATA, Phase.BODY, Phase.DOT
 
@@ -59,7 +62,8 @@ _MAIL, _RCPT, _DATA, _BODY, _DOT = Phase.MAIL, Phase.RCPT, Phase.DATA, Phase.BOD
 class PipelineMailer:
     """A relay account for one lane: up to `connections` kept connections, shared by all its batches.
 
-    `may_call` must be a mere look, cheap and repeatable: it is asked before a mail's commands and again before its body.
+    `may_call` must be a mere look, cheap and repeatable: it is asked before a mail's commands and again before its body,
+    unless it said yes in this very round of the event loop.
     A cancelled `send_batch` still answers: what has not been called is `not_called`.
     """
 
@@ -237,21 +241,39 @@ class PipelineMailer:
 class _Batch:
     """One `send_batch` in progress."""
 
-    __slots__ = ("_left", "_may_call", "cancelled", "done", "final_reply", "outcomes")
+    __slots__ = (
+        "_allowed_at",
+        "_left",
+        "_loop",
+        "_may_call",
+        "cancelled",
+        "done",
+        "final_reply",
+        "outcomes",
+    )
 
     def __init__(self, size: int, final_reply: float, may_call: Callable[[], bool]) -> None:
         self.outcomes: list[CallOutcome | None] = [None] * size
         self.final_reply = final_reply
-        self.done = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.done = self._loop.create_future()
         self.cancelled = False
+        self._allowed_at = -1.0
         self._left = size
         self._may_call = may_call
 
     def may_go(self) -> bool:
         if self.cancelled:
             return False
+        # The loop's time stands still while one round of events is handled, and nothing is heard of in between.
+        now = self._loop.time()
+        if now == self._allowed_at:
+            return True
         try:
-            return self._may_call()
+            if self._may_call():
+                self._allowed_at = now
+                return True
+            return False
         except Exception:
             log.exception("may_call failed; nothing is called")
             return False
@@ -303,6 +325,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self._lines: list[bytes] = []
+        self._usual = b""
+        """How this relay last said yes to MAIL, RCPT and DATA that went out behind a dot. Most mails are answered so."""
         self._asked: asyncio.Future[tuple[int, str]] | None = None
         self._unasked: deque[tuple[int, str]] = deque()
         """Replies that nobody waits for yet: the greeting may be early, anything else is amiss."""
@@ -353,7 +377,14 @@ class _Connection(asyncio.Protocol):
             if len(self._buffer) > REPLY_MAX:
                 self._break("garbled_reply")
                 return
-        for line in data.split(b"\n"):
+        lines = data.split(b"\n")
+        if len(lines) == _ROUND and self._is_a_round():
+            if data.endswith(self._usual) and self._takes_as_usual(lines[0]):
+                self._expect()
+                return
+            if [line[:4] for line in lines[1:4]] == [b"250 ", b"250 ", b"354 "]:
+                self._usual = b"\n".join(lines[1:])
+        for line in lines:
             if self._transport is None:
                 return
             if not line:
@@ -367,7 +398,48 @@ class _Connection(asyncio.Protocol):
                 self._break("garbled_reply")
                 return
             self._reply(int(line[:3]), line)
-        if not self._carrying or self._transport is None:
+        if self._carrying and self._transport is not None:
+            self._expect()
+
+    def _is_a_round(self) -> bool:
+        """What is due answers one mail's dot and the next mail's MAIL, RCPT and DATA."""
+        due = self._due
+        if len(due) != 4 or self._lines or self._said_goodbye or not self._carrying:
+            return False
+        (phase, job), (_, following) = due[0], due[1]
+        return (
+            phase is _DOT
+            and job is not None
+            and job.live
+            and following is not None
+            and following.live
+            and due[3] == (_DATA, following)
+        )
+
+    def _takes_as_usual(self, line: bytes) -> bool:
+        """The four replies of a round of which only the first may differ. False: it does not say that the mail was taken."""
+        if line[:4] != b"250 " or not self._usual:
+            return False
+        due = self._due
+        taken, following = due[0][1], due[1][1]
+        assert taken is not None
+        assert following is not None
+        due.clear()
+        self._count += 1
+        self._mailer.doubts = self._mailer.barren = 0
+        taken.settle(
+            accepted(
+                _text(_NO_LINES, line), provider=self._mailer.name, else_id=taken.mail.reference
+            )
+        )
+        following.phase = _DATA
+        self._dirty = True
+        self._content(following)
+        return True
+
+    def _expect(self) -> None:
+        """After replies: the next mail, or until when the next reply may take."""
+        if self._transport is None:
             return
         if not self._due:
             self.begin()

@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from schemas.kinds import FaultScope
-from schemas.outcomes import Accepted, CallOutcome, Failed, Unknown
+from schemas.outcomes import Accepted, CallOutcome, Failed, Unknown, trusted_accepted
 from sendloom.providers.verdicts import Verdict, fails, redact, rejects
 
 PROVIDER = "smtp"
@@ -180,7 +180,7 @@ def row_for(phase: Phase, code: int, enhanced: str, text: str) -> Row | None:
 def accepted(text: str, *, provider: str = PROVIDER, else_id: str = "") -> Accepted:
     """Named by the relay's queue id, or by `else_id` when it tells none."""
     found = _QUEUE_ID.search(text)
-    return Accepted(provider=provider, provider_message_id=found[1] if found else else_id)
+    return trusted_accepted(provider, found[1] if found else else_id)
 
 
 def unanswered(
