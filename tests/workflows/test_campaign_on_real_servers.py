@@ -1,11 +1,12 @@
 """A whole campaign on a real Temporal and a real Postgres, with workers that come and go; only the mailer is scripted."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 
 import pytest_asyncio
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionStatus
 
 from schemas.campaigns import ControlSignal
 from schemas.kinds import CampaignPhase, ControlState, RecipientState
@@ -84,6 +85,54 @@ async def test_c39_c21_paused_crashed_and_resumed_5001_get_exactly_one(
     assert stage.mailer.took == {address_of(f"r{n:06d}"): 1 for n in range(5_001)}
     row = await stage.row()
     assert (row.phase, row.size) == (CampaignPhase.COMPLETED, 5_001)
+    assert row.closed_at is not None
+
+
+async def test_c93_workers_told_to_stop_at_40_percent_leave_it_running_and_it_ends_at_100(
+    temporal_client: Client, stage: CampaignStage
+):
+    """What SIGTERM leads to (`test_worker_process` sends a real one), in the middle of a batch: drained, and nobody is told
+    that it is finished."""
+    await stage.set_up(2_000, page_size=100, pages_a_shard=5)
+    await no_quiet_hours(stage)
+    await stage.insert()
+    at_40_percent, stopping = asyncio.Event(), asyncio.Event()
+
+    async def notice(count: int) -> None:
+        if count == 800:
+            at_40_percent.set()
+            # This batch is still on the wire when the process is told to stop.
+            await stopping.wait()
+
+    stage.mailer.after_mail = notice
+    workers = contextlib.AsyncExitStack()
+    await workers.enter_async_context(campaign_workers(temporal_client, stage))
+    handle = await start_campaign(temporal_client, stage)
+    await asyncio.wait_for(at_40_percent.wait(), 60)
+    drained = asyncio.create_task(workers.aclose())
+    await asyncio.sleep(0)
+    stopping.set()
+    await asyncio.wait_for(drained, 60)
+
+    stopped_at = len(stage.mailer.mails)
+    assert 800 <= stopped_at < 1_600
+    row = await stage.row()
+    assert (row.phase, row.closed_at) == (CampaignPhase.RUNNING, None)
+    described = await handle.describe()
+    assert described.status is WorkflowExecutionStatus.RUNNING
+    # Drained, so nothing is in doubt, and what is counted as sent is what left.
+    assert await stage.claims() == {"sent": stopped_at}
+    counts = await stage.campaigns.counts(TENANT, stage.campaign_id)
+    assert sum(counts.values()) == 2_000
+    assert (await stage.states())["sent"] == stopped_at
+
+    async with campaign_workers(temporal_client, stage):
+        progress = await asyncio.wait_for(handle.result(), 90)
+    assert progress.phase is CampaignPhase.COMPLETED
+    assert progress.counts[RecipientState.SENT] == 2_000
+    assert stage.mailer.took == {address_of(f"r{n:06d}"): 1 for n in range(2_000)}
+    row = await stage.row()
+    assert row.phase is CampaignPhase.COMPLETED
     assert row.closed_at is not None
 
 
