@@ -371,6 +371,7 @@ async def test_one_connection_serves_everybody_and_ends_with_the_last(
 # --- killed -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(400)
 async def test_after_kill_9_every_acknowledged_claim_is_there(
     cassandra_hosts: str, tmp_path: Path, pool: Pool
 ) -> None:
@@ -394,7 +395,11 @@ async def test_after_kill_9_every_acknowledged_claim_is_there(
                     try:
                         answers = await ledger.claim(scope, wants, owner, MINUTE)
                     except StoreUnavailable:
-                        return
+                        # Killed, or only slow: then another page is asked for.
+                        if enough.is_set():
+                            return
+                        page += 1
+                        continue
                     assert all(isinstance(answer, Won) for answer in answers)
                     acknowledged[scope] = owner
                     if len(acknowledged) >= 300:
