@@ -9,7 +9,8 @@ import pytest_asyncio
 
 from activities.campaign_carriers import MailCarrier
 from schemas.campaigns import StretchResult
-from schemas.kinds import MessageClass, RecipientState
+from schemas.kinds import ControlState, MessageClass, RecipientState
+from schemas.outcomes import Failed
 from sendloom.domain.budgets import lease
 from sendloom.ports import WireMail
 from sendloom.providers import mime
@@ -183,3 +184,44 @@ async def test_c70_twenty_ticks_while_a_batch_is_on_the_wire_hand_none_of_it_out
     assert await stage.counts() == {SENT: 1_000}
     assert await stage.claims() == {"sent": 1_000}
     assert await stage.pool.fetchval("SELECT max(attempt) FROM claims") == 1
+
+
+async def test_c92_thirty_minutes_without_a_provider_and_all_hundred_are_sent_once_afterwards(
+    stage: CampaignStage,
+):
+    """Every moment of it they are somewhere that a worker or an operator looks at."""
+    await stage.set_up(100)
+    await stage.launch()
+    await stage.plan()
+    back = stage.clock.now() + timedelta(minutes=30)
+    down = Failed(provider="smtp", code="connect_refused")
+    stage.mailer.script = lambda mail: down if stage.clock.now() < back else None
+    sending = stage.send_activities()
+    for _ in range(200):
+        result = await stage.send(sending)
+        due = await stage.campaigns.due(TENANT, stage.campaign_id)
+        if due.earliest is not None and due.earliest <= stage.clock.now():
+            result = await stage.send_due(sending)
+        states = await stage.states()
+        assert set(states) <= {"pending", "deferred", "sent"}
+        waiting = await stage.campaigns.due(TENANT, stage.campaign_id)
+        # Pending is the shard's or, with a bucket, the due loop's; deferred always has one.
+        assert waiting.waiting >= states.get("deferred", 0)
+        if states == {"sent": 100}:
+            break
+        if result.control is ControlState.PAUSED:
+            # It says why, and waits for somebody; who looks in when the provider is back.
+            control = await stage.campaigns.control(TENANT, stage.campaign_id)
+            assert "failure_spike" in control.reason
+            stage.clock.at = max(back, stage.clock.now())
+            resumed = await stage.campaigns.set_control(
+                TENANT, stage.campaign_id, ControlState.RUNNING, None, "it is back", "ops"
+            )
+            stage.watch.hear(TENANT, stage.campaign_id, resumed)
+            continue
+        later = [at for at in (result.until, waiting.earliest) if at is not None]
+        stage.clock.at = max(min(later, default=back), stage.clock.now())
+    assert await stage.counts() == {SENT: 100}
+    assert stage.mailer.took == {address_of(f"r{n:06d}"): 1 for n in range(100)}
+    assert stage.clock.now() >= back
+    assert await stage.letters() == []
