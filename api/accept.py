@@ -134,7 +134,7 @@ async def find(
     """
     caller.require_category(category)
     people: Awaitable[list[Person]] = (
-        parts.people.people(caller.id, category, [recipient_id], False)
+        parts.people.people(caller.id, category, [recipient_id], False, unread=True)
         if recipient_id is not None
         else _nobody()
     )

@@ -160,7 +160,7 @@ class Driver:
     ) -> dict[str, Any] | None:
         """As a careful caller does: the same key again until it is answered. None: never accepted."""
         headers = {"Authorization": f"Bearer {self.s.key}", "Idempotency-Key": str(uuid4())}
-        deadline = time.monotonic() + seconds
+        deadline, wait = time.monotonic() + seconds, 0.2
         while time.monotonic() < deadline:
             with suppress(httpx.TransportError):
                 answer = await self.http.post(self.s.api_url + path, json=body, headers=headers)
@@ -169,7 +169,8 @@ class Driver:
                     return found
                 if answer.status_code not in (429, 500, 502, 503, 504):
                     raise RuntimeError(f"{path}: {answer.status_code} {answer.text}")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, 1.0)
         return None
 
     async def get(self, path: str) -> dict[str, Any]:

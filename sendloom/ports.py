@@ -484,9 +484,16 @@ class AcceptedStore(Protocol):
 
 class PeopleStore(Protocol):
     async def people(
-        self, tenant: str, category: str, recipient_ids: Sequence[str], cap_days: bool
+        self,
+        tenant: str,
+        category: str,
+        recipient_ids: Sequence[str],
+        cap_days: bool,
+        *,
+        unread: bool = False,
     ) -> list[Person]:
-        """One Person per id, in order, in one statement.
+        """One Person per id, in order, in one statement. `unread`: also while suppressions cannot be read, for who only takes
+        something on; it is asked again before anything leaves.
 
         `category` selects preferences and consents, and its ladder which addresses and devices are looked for.
         """

@@ -176,7 +176,13 @@ class FakePeople(Outage):
         self.of: dict[tuple[str, str], Person] = {}
 
     async def people(
-        self, tenant: str, category: str, recipient_ids: Sequence[str], cap_days: bool
+        self,
+        tenant: str,
+        category: str,
+        recipient_ids: Sequence[str],
+        cap_days: bool,
+        *,
+        unread: bool = False,
     ) -> list[Person]:
         await self.reach("people")
         return [

@@ -24,7 +24,13 @@ class PostgresPeople(PostgresStore):
     """Implements `PeopleStore`; `page_people` and `sample` are the campaign's half of it."""
 
     async def people(
-        self, tenant: str, category: str, recipient_ids: Sequence[str], cap_days: bool
+        self,
+        tenant: str,
+        category: str,
+        recipient_ids: Sequence[str],
+        cap_days: bool,
+        *,
+        unread: bool = False,
     ) -> list[Person]:
         if not recipient_ids:
             return []

@@ -181,6 +181,9 @@ async def test_only_a_passcode_goes_on_while_suppressions_cannot_be_looked_at(
     assert person.exists
     with pytest.raises(StoreUnavailable):
         await people.people(world.tenant, CAT, ["r000"], False)
+    # To take something on is not to send it.
+    [person] = await people.people(world.tenant, CAT, ["r000"], False, unread=True)
+    assert person.suppressions_unread
     campaigns = CampaignsBeside(stores.pool, stores.decisions, Away())
     with pytest.raises(StoreUnavailable):
         await campaigns.page_sends(campaign, 0, 0, Channel.EMAIL)

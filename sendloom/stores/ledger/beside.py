@@ -52,7 +52,13 @@ class PeopleBeside(PostgresPeople):
         self._ledger = ledger
 
     async def people(
-        self, tenant: str, category: str, recipient_ids: Sequence[str], cap_days: bool
+        self,
+        tenant: str,
+        category: str,
+        recipient_ids: Sequence[str],
+        cap_days: bool,
+        *,
+        unread: bool = False,
     ) -> list[Person]:
         people = await super().people(tenant, category, recipient_ids, cap_days)
         try:
@@ -60,7 +66,8 @@ class PeopleBeside(PostgresPeople):
                 await _look(self._ledger, tenant, people)
         except (StoreUnavailable, TimeoutError) as e:
             # POL-7: a passcode does not wait for the ledger, and goes where it was cleared for at accept. Everything else waits.
-            if await self._value(CATALOG["message_class"], tenant, category) != "security":
+            message_class = await self._value(CATALOG["message_class"], tenant, category)
+            if not unread and message_class != "security":
                 raise StoreUnavailable("suppressions cannot be looked at") from e
             for person in people:
                 person.suppressions_unread = True
