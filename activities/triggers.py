@@ -10,6 +10,7 @@ from uuid import UUID
 
 from temporalio import activity
 
+from activities.campaign_audience import own_list, pin_segment
 from activities.campaign_row import campaign_row
 from schemas.campaigns import CampaignInput, CampaignSpec
 from schemas.content import CampaignContent, Content
@@ -35,9 +36,11 @@ from sendloom.ports import (
     CatalogStore,
     Category,
     Fire,
+    ListNames,
     PeopleStore,
     ScheduleRow,
     ScheduleStore,
+    SegmentStore,
     TemplateParts,
 )
 
@@ -59,6 +62,8 @@ class TriggerActivities:
         campaigns: CampaignStore,
         catalog: CatalogStore,
         people: PeopleStore,
+        segments: SegmentStore,
+        lists: ListNames,
         start: Callable[[AcceptedRow], Awaitable[bool]],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -67,6 +72,8 @@ class TriggerActivities:
         self._campaigns = campaigns
         self._catalog = catalog
         self._people = people
+        self._segments = segments
+        self._lists = lists
         self._start = start
         self._now = now
 
@@ -214,7 +221,7 @@ class TriggerActivities:
             parent_id=schedule.id,
         )
         if schedule.kind is ScheduleKind.CAMPAIGN:
-            return _campaign(row, schedule, category, parts, scheduled_for)
+            return await self._campaign(row, schedule, category, parts, scheduled_for)
         return await self._notification(row, schedule, category, parts)
 
     async def _notification(
@@ -253,6 +260,44 @@ class TriggerActivities:
             content=content.model_dump_json().encode(),
         )
 
+    async def _campaign(
+        self,
+        row: AcceptedRow,
+        schedule: ScheduleRow,
+        category: Category,
+        parts: list[TemplateParts],
+        scheduled_for: datetime,
+    ) -> AcceptedRow:
+        if category.message_class is not MessageClass.MARKETING:
+            raise Refusal("marketing_only", "only marketing categories can be campaigns")
+        said = schedule.content
+        name = f"{said.name} {scheduled_for.astimezone(load(schedule.zone)):%Y-%m-%d %H:%M}"
+        segment, list_id = None, said.list_id
+        if said.segment_id is not None:
+            segment = await pin_segment(self._segments, row.tenant, said.segment_id)
+            # Before the row: whoever finds that finds the list that its launch writes into.
+            list_id = await own_list(self._lists, row.tenant, row.id, name, segment)
+        assert list_id is not None
+        given = CampaignInput(
+            tenant=row.tenant, mode=row.mode, campaign_id=row.id, accepted_at=row.accepted_at
+        )
+        content = CampaignContent(
+            template_id=said.template_id,
+            template_version=parts[0].version,
+            variables=said.variables,
+            name=name,
+            list_id=list_id,
+            created_by=schedule.created_by,
+            spec=CampaignSpec(
+                window=said.window, rate_per_second=said.rate_per_second, segment=segment
+            ),
+        )
+        return replace(
+            row,
+            workflow_input=given.model_dump_json().encode(),
+            content=content.model_dump_json().encode(),
+        )
+
 
 async def judge(
     schedules: ScheduleStore, row: ScheduleRow, until: datetime, by: str
@@ -276,37 +321,6 @@ async def redefine(
         return None
     next_at = times(new.cron, new.every_seconds, load(new.zone)).next(now)
     return await schedules.replace(replace(new, handled_until=now, next_at=next_at), row.version)
-
-
-def _campaign(
-    row: AcceptedRow,
-    schedule: ScheduleRow,
-    category: Category,
-    parts: list[TemplateParts],
-    scheduled_for: datetime,
-) -> AcceptedRow:
-    if category.message_class is not MessageClass.MARKETING:
-        raise Refusal("marketing_only", "only marketing categories can be campaigns")
-    assert schedule.content.list_id is not None
-    given = CampaignInput(
-        tenant=row.tenant, mode=row.mode, campaign_id=row.id, accepted_at=row.accepted_at
-    )
-    content = CampaignContent(
-        template_id=schedule.content.template_id,
-        template_version=parts[0].version,
-        variables=schedule.content.variables,
-        name=f"{schedule.content.name} {scheduled_for.astimezone(load(schedule.zone)):%Y-%m-%d %H:%M}",
-        list_id=schedule.content.list_id,
-        created_by=schedule.created_by,
-        spec=CampaignSpec(
-            window=schedule.content.window, rate_per_second=schedule.content.rate_per_second
-        ),
-    )
-    return replace(
-        row,
-        workflow_input=given.model_dump_json().encode(),
-        content=content.model_dump_json().encode(),
-    )
 
 
 def _rule(row: ScheduleRow) -> Rule:

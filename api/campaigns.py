@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Query, Request, Response
 
+from activities.campaign_audience import own_list, pin_segment
 from activities.campaign_ground import Grounds
 from activities.campaign_row import campaign_row
 from activities.preflight import examine
@@ -26,7 +27,6 @@ from api.deps import (
     PartsDep,
 )
 from api.notifications import take_on
-from api.segments import require_segment
 from api.timing import timely, within
 from api.views import may_see
 from schemas.api import (
@@ -110,7 +110,7 @@ async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[Accep
         if body.audience is None:
             await _list_of(parts, caller, body)
         elif body.audience.segment is not None:
-            segment = await _segment(parts, caller, body.audience.segment)
+            segment = await pin_segment(parts.segments, caller.id, body.audience.segment)
         elif body.audience.sent_of is not None:
             await _source(parts, caller, body.audience.sent_of)
         return found
@@ -128,10 +128,7 @@ async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[Accep
         expires_at = _expiry(ask.now, body, category)
         list_id = body.list_id
         if list_id is None:
-            # A list of its own; its only version is written at launch.
-            kind, what = ("sent-of", "correction") if segment is None else ("segment", "segment")
-            list_id = f"{kind}-{ask.id}"
-            await parts.lists.create(caller.id, list_id, f"{what}: {body.name}"[:200])
+            list_id = await own_list(parts.lists, caller.id, ask.id, body.name, segment)
         given = CampaignInput(
             tenant=caller.id,
             mode=caller.mode,
@@ -186,13 +183,6 @@ def _unusable(list_id: str, versions: Sequence[ListVersion]) -> Refusal:
     else:
         code, why = "list_failed", f"the upload of list {list_id} failed: {newest.reason}"
     return Refusal(code, why, field="list_id", status=409)
-
-
-async def _segment(parts: Parts, caller: Caller, segment_id: str) -> PinnedSegment:
-    row = await require_segment(parts, caller, segment_id)
-    return PinnedSegment(
-        segment_id=row.segment_id, version=row.version, definition=dict(row.definition)
-    )
 
 
 async def _source(parts: Parts, caller: Caller, id: UUID) -> tuple[CampaignRow, int]:
@@ -316,7 +306,7 @@ async def _members(
     Raises:
         Refusal: `unknown_segment`, `segment_empty`.
     """
-    segment = parse((await require_segment(parts, caller, segment_id)).definition)
+    segment = parse((await pin_segment(parts.segments, caller.id, segment_id)).definition)
     look = await parts.segments.look(caller.id, segment, SAMPLE)
     if not look.members and look.complete:
         raise Refusal(

@@ -13,7 +13,15 @@ from schemas.kinds import Channel
 from schemas.notifications import CheckResult, Due
 from sendloom.domain.list_lines import ListRow
 from sendloom.domain.segments import Segment
-from sendloom.ports import AcceptedRow, CatalogStore, Category, ListVersion, ScheduleRow
+from sendloom.ports import (
+    AcceptedRow,
+    CatalogStore,
+    Category,
+    ListNames,
+    ListVersion,
+    ScheduleRow,
+    SegmentStore,
+)
 from sendloom.rows import (
     AuditEntry,
     ChunkRecord,
@@ -188,9 +196,7 @@ class Recipients(Protocol):
     async def erase(self, tenant: str, recipient_id: str) -> bool: ...
 
 
-class Lists(Protocol):
-    async def create(self, tenant: str, list_id: str, name: str = "") -> None: ...
-
+class Lists(ListNames, Protocol):
     async def get(self, tenant: str, list_id: str) -> ListRecord | None: ...
 
     async def start_version(
@@ -235,12 +241,10 @@ class Lists(Protocol):
         ...
 
 
-class Segments(Protocol):
+class Segments(SegmentStore, Protocol):
     async def put(
         self, tenant: str, segment_id: str, name: str, definition: Any, by: str
     ) -> SegmentRecord: ...
-
-    async def get(self, tenant: str, segment_id: str) -> SegmentRecord | None: ...
 
     async def recent(self, tenant: str, limit: int, after: str = "") -> list[SegmentRecord]: ...
 

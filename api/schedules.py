@@ -12,6 +12,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AwareDatetime
 
+from activities.campaign_audience import pin_segment
 from activities.triggers import redefine
 from api import accept
 from api.accept import Found
@@ -174,6 +175,7 @@ def _content(body: ScheduleRequest) -> RecurringContent:
         variables=campaign.variables,
         name=campaign.name,
         list_id=campaign.list_id,
+        segment_id=campaign.audience.segment if campaign.audience else None,
         window=campaign.window,
         rate_per_second=campaign.rate_per_second,
     )
@@ -238,7 +240,12 @@ async def _check_campaign(
         )
     if run.window is not None:
         parse_window(run.window, field="campaign.window")
-    if await parts.lists.get(caller.id, run.list_id) is None:
+    if run.audience is not None:
+        # Each run pins the definition of its own moment: only that there is one matters now.
+        await pin_segment(
+            parts.segments, caller.id, run.audience.segment, field="campaign.audience.segment"
+        )
+    elif run.list_id is not None and await parts.lists.get(caller.id, run.list_id) is None:
         # One that is not ready yet may be by then; a run that finds it so fails and says why.
         raise Refusal("unknown_list", f"there is no list {run.list_id}", field="campaign.list_id")
 
@@ -301,6 +308,7 @@ def _status(row: ScheduleRow, warnings: list[str] | None = None) -> ScheduleStat
         template_id=row.content.template_id,
         recipient_id=row.recipient_id,
         list_id=row.content.list_id,
+        segment=row.content.segment_id,
         overlap=row.overlap,
         catch_up=row.catch_up,
         catch_up_window_seconds=row.catch_up_seconds,

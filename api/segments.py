@@ -5,8 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 
 from api.auditing import audited
-from api.auth import Caller
-from api.deps import Campaigner, CampaignReader, Parts, PartsDep
+from api.deps import Campaigner, CampaignReader, PartsDep
 from api.paging import page_of
 from api.timing import timely
 from schemas.api import (
@@ -85,20 +84,6 @@ async def preview(
         complete=found.complete,
         examples=list(found.first),
     )
-
-
-async def require_segment(parts: Parts, caller: Caller, segment_id: str) -> SegmentRecord:
-    """The one that a campaign's audience names.
-
-    Raises:
-        Refusal: `unknown_segment`.
-    """
-    row = await parts.segments.get(caller.id, segment_id)
-    if row is None:
-        raise Refusal(
-            "unknown_segment", f"there is no segment {segment_id}", field="audience.segment"
-        )
-    return row
 
 
 def _not_found(segment_id: str) -> Refusal:

@@ -178,6 +178,11 @@ class AudienceOf(Request):
         return self
 
 
+def _require_one_audience(list_id: str | None, audience: Request | None) -> None:
+    if (list_id is None) == (audience is None):
+        raise ValueError("give exactly one of list_id and audience")
+
+
 class CampaignRequest(Request):
     """Tell a list something. Marketing only."""
 
@@ -202,8 +207,7 @@ class CampaignRequest(Request):
 
     @model_validator(mode="after")
     def _one_audience(self) -> "CampaignRequest":
-        if (self.list_id is None) == (self.audience is None):
-            raise ValueError("give exactly one of list_id and audience")
+        _require_one_audience(self.list_id, self.audience)
         return self
 
 
@@ -396,15 +400,29 @@ class NotificationRun(Request):
     correlation_id: CorrelationId | None = None
 
 
+class RecurringAudience(Request):
+    """An audience that each run writes out as a list of its own when it is launched."""
+
+    segment: SegmentName
+    """Who is in it at launch, by the definition it has when the run fires."""
+
+
 class CampaignRun(Request):
-    """Each run is a campaign to the list as it is at that moment."""
+    """Each run is a campaign to the list, or to the segment, as it is at that moment."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=180)]
     template_id: TemplateName
-    list_id: ListName
+    list_id: ListName | None = None
+    """A list, or `audience`."""
+    audience: RecurringAudience | None = None
     variables: Variables = {}
     window: Annotated[str, StringConstraints(max_length=32)] | None = None
     rate_per_second: float | None = Field(None, gt=0, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _one_audience(self) -> "CampaignRun":
+        _require_one_audience(self.list_id, self.audience)
+        return self
 
 
 class ScheduleRequest(Request):
@@ -451,6 +469,8 @@ class ScheduleStatus(Wire):
     template_id: str
     recipient_id: str | None = None
     list_id: str | None = None
+    segment: str | None = None
+    """What each run pins, and writes a list of its own from."""
     overlap: Overlap
     catch_up: CatchUpRule
     catch_up_window_seconds: int

@@ -84,6 +84,8 @@ class RecurringContent(Wire):
     """Of the campaigns."""
     list_id: str | None = None
     """Of the campaigns; its current version is frozen by each."""
+    segment_id: str | None = None
+    """Of the campaigns, instead of a list; each pins the definition that it has when it fires."""
     window: str | None = None
     rate_per_second: float | None = None
 

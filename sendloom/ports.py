@@ -41,7 +41,7 @@ from sendloom.domain.outcomes import Cause
 from sendloom.domain.segments import Segment
 
 if TYPE_CHECKING:
-    from sendloom.rows import Suppression
+    from sendloom.rows import SegmentRecord, Suppression
 
 # --- rows -----------------------------------------------------------------------------------------------------------
 
@@ -932,6 +932,20 @@ class Audiences(Protocol):
 
     async def fail(self, tenant: str, version_id: UUID, reason: str) -> bool:
         """It is not gone on with; what was written goes."""
+        ...
+
+
+class SegmentStore(Protocol):
+    """Segments as campaigns need them: to copy one as it is."""
+
+    async def get(self, tenant: str, segment_id: str) -> "SegmentRecord | None": ...
+
+
+class ListNames(Protocol):
+    """Lists, before there is anything in them."""
+
+    async def create(self, tenant: str, list_id: str, name: str = "") -> None:
+        """If absent; a name given replaces the one there."""
         ...
 
 

@@ -51,6 +51,7 @@ from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import Pool, open_pool
 from sendloom.stores.redis_client import open_redis
 from sendloom.stores.schedules import PostgresSchedules
+from sendloom.stores.segments import PostgresSegments
 from sendloom.stores.sent_cache import RedisSentCache
 from sendloom.stores.tokens import RedisTokens
 from workers.capacity import LOOK_EVERY, CapacityWatch, Waiting
@@ -96,6 +97,8 @@ class Stores:
     ledger: FullLedger
     campaigns: PostgresCampaigns
     schedules: PostgresSchedules
+    segments: PostgresSegments
+    lists: PostgresLists
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ def stores(pool: Pool, sealer: RingSealer, cassandra: "Connection | None" = None
         ledger=of_ledger.ledger,
         campaigns=of_ledger.campaigns,
         schedules=PostgresSchedules(pool, sealer),
+        segments=PostgresSegments(pool),
+        lists=PostgresLists(pool, sealer),
     )
 
 
@@ -154,7 +159,7 @@ async def flow(
             accepted=s.accepted,
             dead_letters=s.dead_letters,
             templates=Templates(s.catalog),
-            audiences=PostgresLists(pool, sealer),
+            audiences=s.lists,
             guard=common.guard if message_class is MessageClass.MARKETING else None,
         )
         yield [
@@ -263,7 +268,7 @@ async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
             lock=lock,
         )
         purger = Purger(accepted=s.accepted, passcodes=s.passcodes, lock=lock)
-        reaper = Reaper(lists=PostgresLists(pool, sealer), lock=lock)
+        reaper = Reaper(lists=s.lists, lock=lock)
         triggering = triggers(s, client)
         nudger = Nudger(
             schedules=s.schedules,
@@ -341,6 +346,8 @@ def triggers(s: Stores, client: Client) -> TriggerActivities:
         campaigns=s.campaigns,
         catalog=s.catalog,
         people=s.people,
+        segments=s.segments,
+        lists=s.lists,
         start=partial(starting.start, client, rpc_timeout=START_SECONDS),
     )
 

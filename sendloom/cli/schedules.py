@@ -32,6 +32,10 @@ def create_schedule(
     list_id: Annotated[
         str | None, typer.Option("--list", help="A campaign to this list each time.")
     ] = None,
+    segment: Annotated[
+        str | None,
+        typer.Option(help="A campaign each time to whoever is in this segment then."),
+    ] = None,
     cron: Annotated[str | None, typer.Option(help="Five fields: 30 9 * * mon-fri.")] = None,
     every: Annotated[int | None, typer.Option(help="Seconds between runs, instead.")] = None,
     zone: Annotated[str | None, typer.Option(help="IANA name; else the tenant's.")] = None,
@@ -53,13 +57,14 @@ def create_schedule(
     """Send a notification or a campaign again and again."""
     from schemas.api import ScheduleRequest
 
-    if (recipient is None) == (list_id is None):
-        raise typer.BadParameter("give exactly one of --recipient and --list")
+    if [recipient, list_id, segment].count(None) != 2:
+        raise typer.BadParameter("give exactly one of --recipient, --list and --segment")
     run: dict[str, Any] = {"template_id": template, "variables": variables(var)}
+    audience = {"list_id": list_id} if segment is None else {"audience": {"segment": segment}}
     what = (
         {"notification": {**run, "recipient_id": recipient}}
         if recipient is not None
-        else {"campaign": {**run, "list_id": list_id, "name": name or template}}
+        else {"campaign": {**run, **audience, "name": name or template}}
     )
     request = _valid(
         ScheduleRequest,

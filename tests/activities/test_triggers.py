@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
 
 from activities.triggers import TriggerActivities, redefine
-from schemas.campaigns import CampaignInput
+from schemas.campaigns import CampaignInput, CampaignSpec, PinnedSegment
 from schemas.content import CampaignContent, Content
 from schemas.kinds import CampaignPhase, Channel, Kind, MessageClass
 from schemas.notifications import NotificationInput
@@ -28,6 +28,7 @@ from schemas.schedules import (
     TriggerStatus,
 )
 from sendloom.domain.ids import fire_id
+from sendloom.domain.segments import parse
 from sendloom.errors import StoreUnavailable
 from sendloom.ports import AcceptedRow, Fire, ScheduleRow
 from sendloom.rows import PartWrite, RecipientWrite, Trigger
@@ -41,6 +42,7 @@ from workers.nudging import Nudger
 
 HOUR = timedelta(hours=1)
 NINE = NOW.replace(minute=0, second=0) + 2 * HOUR
+PRO = {"attribute": "plan", "eq": "pro"}
 
 
 class Starts:
@@ -83,6 +85,8 @@ class Case:
             campaigns=s.campaigns,
             catalog=s.catalog,
             people=s.people,
+            segments=s.segments,
+            lists=s.lists,
             start=self.starts,
             now=self.clock.now,
         )
@@ -281,6 +285,116 @@ async def test_a_recurring_campaign_is_a_campaign_of_its_own_each_time(case: Cas
     assert stored is not None
     assert (stored.phase, stored.list_id) == (CampaignPhase.ACCEPTED, "everyone")
     assert stored.name == f"news {NINE + HOUR:%Y-%m-%d %H:%M}"
+
+
+@pytest_asyncio.fixture
+async def weekly(stores: Stores) -> Case:
+    """Campaigns to whoever is in a segment, which is `PRO` to begin with."""
+    world = await stores.world()
+    await stores.catalog.add_template_version(
+        world.tenant, "t", {}, "en", [PartWrite(Channel.EMAIL, "en", "x", "x")]
+    )
+    await stores.catalog.publish(world.tenant, "t", 1)
+    await stores.segments.put(world.tenant, "pro", "Pro", PRO, "test")
+    made = Case(
+        world,
+        a_schedule(
+            world.tenant,
+            kind=ScheduleKind.CAMPAIGN,
+            category="offers.weekly",
+            recipient_id=None,
+            zone="UTC",
+            content=RecurringContent(template_id="t", name="news", segment_id="pro"),
+            overlap=Overlap.ALLOW,
+            handled_until=NINE,
+            next_at=NINE + HOUR,
+        ),
+    )
+    await stores.schedules.insert_or_match(made.row)
+    return made
+
+
+async def pinned(case: Case, run: UUID) -> tuple[str, PinnedSegment]:
+    """The list and the segment of a run's campaign."""
+    row = await case.stores.campaigns.get(case.row.tenant, run)
+    assert row is not None
+    segment = CampaignSpec.model_validate(dict(row.spec)).segment
+    assert segment is not None
+    return row.list_id, segment
+
+
+async def lists_of(case: Case) -> list[str]:
+    return [one.list_id for one in await case.stores.lists.lists(case.row.tenant)]
+
+
+async def test_a_campaign_to_a_segment_pins_it_anew_whenever_it_fires(weekly: Case):
+    [first] = (await weekly.wake(NINE + HOUR)).fired
+    await weekly.stores.segments.put(weekly.row.tenant, "pro", "Pro", {"not": PRO}, "test")
+    [second] = (await weekly.wake(NINE + 2 * HOUR)).fired
+    assert await pinned(weekly, first) == (
+        f"segment-{first}",
+        PinnedSegment(segment_id="pro", version=1, definition=PRO),
+    )
+    assert await pinned(weekly, second) == (
+        f"segment-{second}",
+        PinnedSegment(segment_id="pro", version=2, definition={"not": PRO}),
+    )
+    lists = await weekly.stores.lists.lists(weekly.row.tenant)
+    assert {one.list_id: (one.name, one.current_version) for one in lists} == {
+        f"segment-{first}": (f"segment: news {NINE + HOUR:%Y-%m-%d %H:%M}", None),
+        f"segment-{second}": (f"segment: news {NINE + 2 * HOUR:%Y-%m-%d %H:%M}", None),
+    }
+
+
+async def test_a_campaign_to_a_segment_that_is_fired_by_many_at_once_is_one_with_one_list(
+    weekly: Case,
+):
+    await asyncio.gather(*(weekly.wake(NINE + HOUR) for _ in range(6)))
+    ref = fire_id(weekly.row.id, NINE + HOUR)
+    assert set(weekly.starts.times) == {ref}
+    assert await lists_of(weekly) == [f"segment-{ref}"]
+    assert [line.status for line in await weekly.log()] == ["fired"]
+
+
+async def test_a_run_to_a_segment_that_could_not_start_keeps_what_it_pinned(weekly: Case):
+    weekly.starts.away = True
+    with pytest.raises(ConnectionError):
+        await weekly.wake(NINE + HOUR)
+    # Changed, and even deleted, before it is fired again: the run was accepted as it was.
+    await weekly.stores.segments.put(weekly.row.tenant, "pro", "Pro", {"not": PRO}, "test")
+    await weekly.stores.segments.delete(weekly.row.tenant, "pro")
+    weekly.starts.away = False
+    [ref] = (await weekly.wake(NINE + HOUR)).fired
+    assert (await pinned(weekly, ref))[1].definition == PRO
+    assert await lists_of(weekly) == [f"segment-{ref}"]
+
+
+async def test_a_run_to_a_segment_that_was_deleted_is_refused_and_leaves_no_list(weekly: Case):
+    await weekly.stores.segments.delete(weekly.row.tenant, "pro")
+    result = await weekly.wake(NINE + HOUR)
+    assert (result.fired, result.refused) == ([], 1)
+    assert [(line.status, line.reason) for line in await weekly.log()] == [
+        ("refused", "unknown_segment")
+    ]
+    assert (await lists_of(weekly), weekly.starts.rows) == ([], [])
+    await weekly.stores.segments.put(weekly.row.tenant, "pro", "Pro", PRO, "test")
+    assert len((await weekly.wake(NINE + 2 * HOUR)).fired) == 1
+
+
+async def test_the_list_of_a_run_is_there_for_its_launch_to_write_the_members_into(weekly: Case):
+    stores, tenant = weekly.stores, weekly.row.tenant
+    await stores.recipients.upsert(
+        tenant,
+        [
+            RecipientWrite("free", attributes={"plan": "free"}),
+            RecipientWrite("pro-1", attributes={"plan": "pro"}),
+            RecipientWrite("pro-2", attributes={"plan": "pro"}),
+        ],
+    )
+    [ref] = (await weekly.wake(NINE + HOUR)).fired
+    list_id, segment = await pinned(weekly, ref)
+    version = await stores.lists.write_segment(tenant, list_id, uuid4(), parse(segment.definition))
+    assert (version.state, version.size) == ("ready", 2)
 
 
 async def test_c72_a_schedule_that_is_rewritten_while_it_fires_loses_and_doubles_no_run(case: Case):

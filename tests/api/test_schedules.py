@@ -28,6 +28,12 @@ def schedule(**changes: Any) -> dict[str, Any]:
     }
 
 
+def weekly(**audience: Any) -> dict[str, Any]:
+    """What makes a campaign of it."""
+    campaign = {"name": "weekly", "template_id": "placed", **audience}
+    return {"notification": None, "category": "offers", "campaign": campaign}
+
+
 async def made(account: Account, **changes: Any) -> dict[str, Any]:
     answer = await account.post("/v1/schedules", schedule(**changes), key=uuid4().hex)
     assert answer.status_code == 201, answer.text
@@ -103,6 +109,11 @@ async def test_while_temporal_is_away_the_schedule_stands_and_is_known_to_be_unt
             },
             "unknown_list",
         ),
+        (weekly(audience={"segment": "nothing"}), "unknown_segment"),
+        (weekly(), "invalid_body"),
+        (weekly(list_id="x", audience={"segment": "pro"}), "invalid_body"),
+        (weekly(audience={}), "invalid_body"),
+        (weekly(audience={"sent_of": str(uuid4())}), "invalid_body"),
     ],
 )
 async def test_what_could_not_run_is_refused(
@@ -226,6 +237,42 @@ async def test_c62_another_tenant_and_a_test_key_see_nothing_of_it(
         assert code_of(await other.get(f"{path}/triggers")) == (404, "not_found")
         assert (await other.get("/v1/schedules")).json()["items"] == []
     assert (await account.get(path)).json()["state"] == "active"
+
+
+async def test_a_campaign_to_a_segment_recurs_and_its_schedule_says_which(
+    account: Account, parts: Parts
+):
+    definition = {"attribute": "plan", "eq": "pro"}
+    await account.put("/v1/segments/pro", {"definition": definition})
+    await account.put("/v1/segments/free", {"definition": {"not": definition}})
+    said = await made(account, **weekly(audience={"segment": "pro"}))
+    path = f"/v1/schedules/{said['id']}"
+    shown = (await account.get(path)).json()
+    assert (shown["kind"], shown["segment"], shown["list_id"]) == ("campaign", "pro", None)
+    row = await parts.schedules.get(account.tenant, UUID(said["id"]))
+    assert row is not None
+    assert row.content.segment_id == "pro"
+    changed = await account.put(path, schedule(**weekly(audience={"segment": "free"})))
+    assert changed.json()["segment"] == "free"
+    await parts.lists.create(account.tenant, "everyone")
+    to_a_list = (await account.put(path, schedule(**weekly(list_id="everyone")))).json()
+    assert (to_a_list["segment"], to_a_list["list_id"]) == (None, "everyone")
+
+
+async def test_a_change_to_a_segment_that_is_not_there_is_refused_and_changes_nothing(
+    account: Account, new_account: Callable[..., Any]
+):
+    await account.put("/v1/segments/pro", {"definition": {"zone": "UTC"}})
+    stranger: Account = await new_account()
+    await stranger.set_up()
+    await stranger.put("/v1/segments/theirs", {"definition": {"zone": "UTC"}})
+    said = await made(account, **weekly(audience={"segment": "pro"}))
+    path = f"/v1/schedules/{said['id']}"
+    for name in ("nothing", "theirs"):
+        refused = await account.put(path, schedule(**weekly(audience={"segment": name})))
+        assert code_of(refused) == (422, "unknown_segment")
+        assert refused.json()["field"] == "campaign.audience.segment"
+    assert (await account.get(path)).json()["segment"] == "pro"
 
 
 async def test_who_may_not_send_campaigns_may_not_make_them_recur(account: Account):

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from schemas.schedules import ScheduleState, TriggerStatus
+from schemas.schedules import RecurringContent, ScheduleState, TriggerStatus
 from sendloom.errors import Refusal
 from sendloom.ports import Fire
 from tests.stores.conftest import NOW, World, a_schedule, a_series
@@ -43,6 +43,22 @@ async def test_a_change_over_a_version_that_is_not_there_any_more_changes_nothin
     assert (changed.cron, changed.version) == ("5 * * * *", 2)
     assert await schedules.replace(replace(row, cron="7 * * * *"), row.version) is None
     assert await schedules.get(world.tenant, row.id) == changed
+
+
+async def test_what_was_stored_before_there_were_segments_is_read_as_it_was(world: World) -> None:
+    schedules, stores = world.stores.schedules, world.stores
+    row = a_schedule(world.tenant, content=RecurringContent(template_id="t", list_id="everyone"))
+    await schedules.insert_or_match(row)
+    before = b'{"template_id":"t","variables":{},"name":"news","list_id":"everyone","window":null}'
+    sealed = stores.sealer.seal("schedule-content", world.tenant, before)
+    await stores.pool.execute(
+        "UPDATE schedules SET content = $3 WHERE tenant = $1 AND schedule_id = $2",
+        *(world.tenant, row.id, sealed),
+    )
+    stored = await schedules.get(world.tenant, row.id)
+    assert stored is not None
+    content = RecurringContent(template_id="t", name="news", list_id="everyone", segment_id=None)
+    assert stored.content == content
 
 
 async def test_two_who_judge_at_once_write_it_down_once(world: World) -> None:
