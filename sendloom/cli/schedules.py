@@ -60,7 +60,9 @@ def create_schedule(
     if [recipient, list_id, segment].count(None) != 2:
         raise typer.BadParameter("give exactly one of --recipient, --list and --segment")
     run: dict[str, Any] = {"template_id": template, "variables": variables(var)}
-    audience = {"list_id": list_id} if segment is None else {"audience": {"segment": segment}}
+    audience: dict[str, Any] = (
+        {"list_id": list_id} if segment is None else {"audience": {"segment": segment}}
+    )
     what = (
         {"notification": {**run, "recipient_id": recipient}}
         if recipient is not None

@@ -5,6 +5,7 @@ from pathlib import Path
 from tests.cli.conftest import Sendloom
 
 ORDER = ("--category", "orders", "--template", "placed", "--recipient", "r-1", "--var", "order=17")
+OFFER = ("schedule", "create", "--category", "offers", "--template", "placed", "--every", "3600")
 
 
 def test_a_schedule_is_made_paused_resumed_and_deleted_by_command(sendloom: Sendloom):
@@ -28,22 +29,12 @@ def test_a_campaign_to_a_segment_recurs_by_command(sendloom: Sendloom, tmp_path:
     file = tmp_path / "segment.json"
     file.write_text('{"zone": "Asia/Tokyo"}')
     sendloom.json("segment", "put", "cli-tokyo", str(file))
-    offer = (
-        "schedule",
-        "create",
-        "--category",
-        "offers",
-        "--template",
-        "placed",
-        "--every",
-        "3600",
-    )
-    made = sendloom.json(*offer, "--segment", "cli-tokyo", "--var", "order=17")
+    made = sendloom.json(*OFFER, "--segment", "cli-tokyo", "--var", "order=17")
     assert (made["kind"], made["segment"], made["list_id"]) == ("campaign", "cli-tokyo", None)
     assert sendloom.json("schedule", "show", made["id"])["segment"] == "cli-tokyo"
-    assert sendloom(*offer, "--segment", "cli-tokyo", "--list", "x").exit_code == 2
+    assert sendloom(*OFFER, "--segment", "cli-tokyo", "--list", "x").exit_code == 2
     sendloom("segment", "delete", "cli-tokyo")
-    refused = sendloom(*offer, "--segment", "cli-tokyo")
+    refused = sendloom(*OFFER, "--segment", "cli-tokyo")
     assert (refused.exit_code, "unknown_segment" in refused.stderr) == (1, True)
     assert sendloom.json("schedule", "delete", made["id"])["state"] == "deleted"
 
