@@ -62,8 +62,7 @@ _MAIL, _RCPT, _DATA, _BODY, _DOT = Phase.MAIL, Phase.RCPT, Phase.DATA, Phase.BOD
 class PipelineMailer:
     """A relay account for one lane: up to `connections` kept connections, shared by all its batches.
 
-    `may_call` must be a mere look, cheap and repeatable: it is asked before a mail's commands and again before its body,
-    unless it said yes in this very round of the event loop.
+    `may_call` must be a mere look, cheap and repeatable: it is asked before a mail's commands and again before its body.
     A cancelled `send_batch` still answers: what has not been called is `not_called`.
     """
 
@@ -142,7 +141,7 @@ class PipelineMailer:
         queue = self._queue
         while queue:
             job = queue.popleft()
-            if not job.batch.may_go():
+            if not job.batch.may_begin():
                 job.settle(not_called(self.name))
             elif (refusal := connection.extensions.refusal(job.mail, self.name)) is not None:
                 job.settle(refusal)
@@ -183,7 +182,7 @@ class PipelineMailer:
                 connection.begin()
             else:
                 connection.drop()  # its own `gone` comes back here
-        while self._queue and not self._queue[0].batch.may_go():
+        while self._queue and not self._queue[0].batch.may_begin():
             self._queue.popleft().settle(not_called(self.name))
         room = self._most - len(self._live) - len(self._openings)
         if self._closed or (now < self._reopen_at and (self._live or self._openings)):
@@ -263,20 +262,20 @@ class _Batch:
         self._may_call = may_call
 
     def may_go(self) -> bool:
+        """Asked before a body."""
         if self.cancelled:
             return False
-        # The loop's time stands still while one round of events is handled, and nothing is heard of in between.
-        now = self._loop.time()
-        if now == self._allowed_at:
-            return True
         try:
             if self._may_call():
-                self._allowed_at = now
+                self._allowed_at = self._loop.time()
                 return True
-            return False
         except Exception:
             log.exception("may_call failed; nothing is called")
-            return False
+        return False
+
+    def may_begin(self) -> bool:
+        """Asked before a mail's commands, which its body's question follows: a yes of this very round of events will do."""
+        return not self.cancelled and (self._loop.time() == self._allowed_at or self.may_go())
 
     def settle(self, index: int, outcome: CallOutcome) -> None:
         self.outcomes[index] = outcome

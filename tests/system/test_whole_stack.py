@@ -80,7 +80,7 @@ async def test_one_of_each_with_a_worker_killed_and_nothing_in_clear(stack: Stac
     key = json.loads(stack.sendloom("key", "create", TENANT, "--json"))["key"]
     with (
         SendloomClient(urls["api_url"], key) as client,
-        httpx.Client(base_url=urls["inbox_url"], timeout=30) as inbox,
+        httpx.Client(base_url=urls["inbox_url"], timeout=90) as inbox,
     ):
         catalog(client)
         _messages(client, inbox)
@@ -164,7 +164,7 @@ def _mails(inbox: httpx.Client) -> int:
 
 
 def _arrives(inbox: httpx.Client, to: str) -> bool:
-    answer = inbox.get("/api/wait", params={"to": to, "count": 1, "timeout": 20})
+    answer = inbox.get("/api/wait", params={"to": to, "count": 1, "timeout": 60})
     return bool(answer.raise_for_status().json()["reached"])
 
 
