@@ -31,10 +31,20 @@ def build_app() -> typer.Typer:
 
 def main() -> None:
     """Run a command. What an operator must fix (78) or wait for (75) is one clear message, never a traceback."""
+    from pydantic import ValidationError
+
     from sendloom.errors import ConfigurationError, SchemaTooOld, Transient
 
     try:
         build_app()()
+    except ValidationError as e:
+        # A request is what was typed; anything else is an answer or our own mistake.
+        if not e.title.endswith(("Request", "Body")):
+            raise
+        from sendloom.cli._client import said
+
+        typer.secho(f"sendloom: {said(e)}", fg="red", err=True)
+        raise SystemExit(2) from None
     except (ConfigurationError, SchemaTooOld, Transient) as e:
         from sendloom.platform.process import EXIT_CONFIGURATION, EXIT_TRY_AGAIN
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import typer
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from pydantic import BaseModel, ValidationError
 
     from sendloom.client import SendloomClient
 
@@ -79,6 +79,34 @@ def fail(message: str, code: int = EXIT_REFUSED) -> NoReturn:
     raise typer.Exit(code)
 
 
+_PLAINER: dict[tuple[int | str, ...], str] = {
+    ("recipient_id",): "an id has 1 to 128 letters, digits and . _ : -, and is no address",
+    ("locale",): "not a language tag such as pt or pt-BR",
+    ("local_time",): "a wall time without an offset, such as 2026-01-15T09:00",
+}
+"""For fields whose rule is a pattern, which tells nobody what to type."""
+
+
+def _why(kind: str, where: tuple[int | str, ...], message: str) -> str:
+    plainer = _PLAINER.get(where[-1:]) if kind == "string_pattern_mismatch" else None
+    return plainer or message.removeprefix("Value error, ")
+
+
+def said(error: "ValidationError") -> str:
+    """What is wrong with what was typed, without the value: it may be somebody's address."""
+    return "; ".join(
+        ": ".join(
+            part
+            for part in (
+                ".".join(str(step) for step in one["loc"]),
+                _why(one["type"], one["loc"], one["msg"]),
+            )
+            if part
+        )
+        for one in error.errors(include_input=False, include_url=False)
+    )
+
+
 def new_key(key: str | None) -> str:
     return key or f"cli-{uuid4()}"
 
@@ -135,9 +163,15 @@ def table(items: "Sequence[BaseModel]", columns: Sequence[str], as_json: bool) -
         grid.add_column(name.replace("_", " "), overflow="fold", no_wrap=name.endswith("id"))
     for item in items:
         values = item.model_dump(mode="json")
-        grid.add_row(*("" if (v := values.get(name)) is None else str(v) for name in columns))
+        grid.add_row(*(_cell(values.get(name)) for name in columns))
     console = Console()
     console.print(grid, width=None if console.is_terminal else _PIPED)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
 
 
 _PIPED = 240

@@ -14,6 +14,7 @@ from sendloom.cli._client import (
     Variable,
     connected,
     new_key,
+    said,
     show,
     table,
     variables,
@@ -141,6 +142,8 @@ def _request(ctx: typer.Context, **more: object) -> "CampaignRequest":
     from schemas.api import CampaignRequest
 
     given = ctx.params
+    if sum(given[name] is not None for name in ("list_id", "sent_of", "segment")) != 1:
+        raise typer.BadParameter("give exactly one of --list, --sent-of and --segment")
     fields = {name: given[name] for name in _AS_THEY_ARE if name in given} | {
         "template_id": given["template"],
         "audience": _audience(given["sent_of"], given["segment"]),
@@ -151,9 +154,7 @@ def _request(ctx: typer.Context, **more: object) -> "CampaignRequest":
     try:
         return CampaignRequest.model_validate({k: v for k, v in fields.items() if v is not None})
     except ValidationError as e:
-        error = e.errors(include_input=False)[0]
-        where = f"{error['loc'][0]}: " if error["loc"] else ""
-        raise typer.BadParameter(f"{where}{error['msg']}") from None
+        raise typer.BadParameter(said(e)) from None
 
 
 @campaign_app.command("test")

@@ -63,6 +63,12 @@ def upload(
 ) -> None:
     """Upload a file. Run it again after an interruption: what is there already is not sent again.
 
+    Columns: recipient_id, email, phone, locale, zone; for a consent
+    consent_source, consent_at, consent_wording and consent_categories
+    (with | between). Every other column is a variable. In NDJSON these are
+    fields, with "consent" and "variables" as objects. An address without a
+    consent here or proof on record is unverified: nothing is sent to it.
+
     Exits with 1 when the list cannot be sent to. Lines with errors are left out and reported.
     """
     from rich.console import Console

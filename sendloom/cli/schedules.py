@@ -5,7 +5,17 @@ from uuid import UUID
 
 import typer
 
-from sendloom.cli._client import Json, Key, Variable, connected, new_key, show, table, variables
+from sendloom.cli._client import (
+    Json,
+    Key,
+    Variable,
+    connected,
+    new_key,
+    said,
+    show,
+    table,
+    variables,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -93,9 +103,7 @@ def _valid(model: "type[BaseModel]", given: dict[str, Any]) -> Any:
     try:
         return model.model_validate(given)
     except ValidationError as e:
-        first = e.errors(include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise typer.BadParameter(f"{where} {first['msg']}".strip()) from None
+        raise typer.BadParameter(said(e)) from None
 
 
 @schedule_app.command("list")

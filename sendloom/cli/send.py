@@ -13,6 +13,7 @@ from sendloom.cli._client import (
     Variable,
     connected,
     new_key,
+    said,
     show,
     variables,
 )
@@ -223,7 +224,7 @@ def _due(at: str | None, local: str | None) -> "DueBody":
     try:
         return DueBody.model_validate({"at": at} if at is not None else {"local": local})
     except ValidationError as e:
-        raise typer.BadParameter(e.errors(include_input=False)[0]["msg"]) from None
+        raise typer.BadParameter(said(e)) from None
 
 
 @reminder_app.command("show")

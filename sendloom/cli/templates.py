@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from sendloom.cli._client import Json, Key, Variable, connected, new_key, show, table, variables
+from sendloom.cli._client import (
+    Json,
+    Key,
+    Variable,
+    connected,
+    new_key,
+    said,
+    show,
+    table,
+    variables,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -29,9 +39,7 @@ def _read(file: Path, model: "type[M]") -> "M":
     try:
         return model.model_validate_json(file.read_bytes())
     except ValidationError as e:
-        error = e.errors(include_input=False)[0]
-        where = ".".join(str(part) for part in error["loc"])
-        raise typer.BadParameter(f"{file}: {where}: {error['msg']}") from None
+        raise typer.BadParameter(f"{file}: {said(e)}") from None
 
 
 @template_app.command("push")

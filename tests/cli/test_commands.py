@@ -100,6 +100,32 @@ def test_without_a_key_it_exits_with_78_and_says_how_to_make_one(bare: Sendloom)
     assert "Traceback" not in done.stderr
 
 
+def test_what_cannot_be_a_request_is_named_in_one_line_without_its_value(sendloom: Sendloom):
+    import os
+
+    for typed, field in (
+        (
+            ["send", "--recipient", "ana@example.org", "--category", "c", "--template", "t"],
+            "recipient_id",
+        ),
+        (["recipient", "put", "ana", "--locale", "deutsch_DE"], "locale"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "sendloom.cli", *typed],
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith("SENDLOOM")},
+                **sendloom.env,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith(f"sendloom: {field}: ")
+        assert "Traceback" not in done.stderr
+        assert "ana@example.org" not in done.stderr
+
+
 def test_a_passcode_is_sent_and_checked_and_a_wrong_code_exits_with_1(
     bare: Sendloom, sendloom: Sendloom
 ):
