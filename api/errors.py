@@ -125,7 +125,9 @@ PROBLEMS: dict[str, ProblemKind] = {
         "No usable channel",
         "Give the recipient an address or device on a channel that category and template share.",
     ),
-    "ttl_expired": ProblemKind(422, "Already expired", "Give a `ttl_seconds` of at least 1."),
+    "ttl_expired": ProblemKind(
+        422, "Already expired", "Give a `ttl_seconds` of at least 1, or a later `expires_at`."
+    ),
     "bad_ttl": ProblemKind(422, "Time to live too long", "Give a shorter `ttl_seconds`."),
     "security_only": ProblemKind(
         422, "Passcodes need a security category", "Name a category of class security."
