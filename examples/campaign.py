@@ -4,9 +4,10 @@ import json
 import os
 import time
 import uuid
+from collections.abc import Mapping
 
 from schemas.api import CampaignRequest, CategoryRequest, TemplateVersionRequest
-from schemas.kinds import CampaignPhase
+from schemas.kinds import CampaignPhase, RecipientState
 from sendloom.client import SendloomClient
 
 URL = os.environ.get("SENDLOOM_CLIENT__URL", "http://127.0.0.1:8080")
@@ -33,6 +34,10 @@ def people() -> bytes:
         + b"\n"
         for n in range(PEOPLE)
     )
+
+
+def shown(counts: Mapping[RecipientState, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items()) or "nobody yet"
 
 
 def main() -> None:
@@ -78,12 +83,12 @@ def main() -> None:
         )
         time.sleep(2)
         sendloom.pause_campaign(campaign.id, "to show it")
-        print("paused at", sendloom.campaign(campaign.id).counts)
+        print("paused at", shown(sendloom.campaign(campaign.id).counts))
         sendloom.resume_campaign(campaign.id)
         while (status := sendloom.campaign(campaign.id)).phase is not CampaignPhase.COMPLETED:
-            print(status.phase, dict(status.counts))
+            print(status.phase, shown(status.counts))
             time.sleep(1)
-        print("done", dict(status.counts), status.reasons)
+        print("done", shown(status.counts), status.reasons)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ Needs the category and template that `examples/campaign.py` makes.
 import os
 import time
 import uuid
+from collections.abc import Mapping
 
 from schemas.api import AddressBody, AudienceOf, CampaignRequest, ConsentBody, RecipientRequest
-from schemas.kinds import CampaignPhase
+from schemas.kinds import CampaignPhase, RecipientState
 from sendloom.client import SendloomClient
 
 URL = os.environ.get("SENDLOOM_CLIENT__URL", "http://127.0.0.1:8080")
@@ -21,6 +22,10 @@ PRO_IN_GERMAN = {
         {"not": {"attribute": "churned", "eq": True}},
     ]
 }
+
+
+def shown(counts: Mapping[RecipientState, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items()) or "nobody yet"
 
 
 def main() -> None:
@@ -52,9 +57,9 @@ def main() -> None:
         )
         ended = {CampaignPhase.COMPLETED, CampaignPhase.CANCELLED, CampaignPhase.FAILED}
         while (status := sendloom.campaign(campaign.id)).phase not in ended:
-            print(status.phase, dict(status.counts))
+            print(status.phase, shown(status.counts))
             time.sleep(1)
-        print(status.phase, status.reason, dict(status.counts), status.reasons)
+        print(status.phase, status.reason, shown(status.counts), status.reasons)
 
 
 if __name__ == "__main__":
