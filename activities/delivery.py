@@ -5,6 +5,7 @@ them and goes on from there; nothing random or new is made twice.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -112,6 +113,8 @@ ERASED = "erased"
 PATIENCE = 2.0
 """Seconds. What security waits for a store before it does without (POL-7), and what anybody repeats a record at once."""
 REPEAT_EVERY = 0.1
+CLAIM_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Seconds between asking for a claim again."""
 
 STORE_DELAY = timedelta(seconds=5)
 """The next look at a store that is down; with jitter, so that they do not all look at once."""
@@ -697,9 +700,18 @@ class DeliveryActivities:
                     return await self._already(a, done)
 
     async def _ask(self, a: _Send, want: Want) -> Won | InFlight | InDoubt | Done:
-        """One claim; for security again and again for two seconds."""
+        """One claim; for security again and again for two seconds.
+
+        For the others a little longer than a restart takes: when the answer to a claim that was made is lost, only this owner
+        knows it again, and to the next attempt it would be somebody's until the lease is over, which is minutes.
+        """
         span = lease(a.s.message_class)
         if a.s.message_class is not MessageClass.SECURITY:
+            for delay in CLAIM_DELAYS:
+                with contextlib.suppress(StoreUnavailable):
+                    [answer] = await self._ledger.claim(a.scope, [want], a.owner, span)
+                    return answer
+                await asyncio.sleep(delay)
             [answer] = await self._ledger.claim(a.scope, [want], a.owner, span)
             return answer
         until = self._monotonic() + PATIENCE

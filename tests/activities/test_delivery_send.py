@@ -455,6 +455,21 @@ async def test_c65_when_recording_fails_only_the_marking_is_repeated():
     assert len(world.email.sent) == 1
 
 
+async def test_a_claim_whose_answer_was_lost_is_asked_for_again_and_not_waited_out():
+    world = World()
+    s = await planned(world, a_notification())
+    answers = iter([StoreUnavailable("killed before it answered")])
+
+    def answer() -> None:
+        for lost in answers:
+            raise lost
+
+    world.ledger.slow_claim = answer
+    recorded = await Sender(world, s).send()
+    assert (recorded.outcome.kind, recorded.attempt, world.ledger.won) == ("accepted", 1, 1)
+    assert addressees(world.email) == [EMAIL]
+
+
 async def test_pol7_a_claims_table_that_is_down_makes_transactional_wait():
     world = World()
     s = await planned(world, a_notification())
