@@ -68,7 +68,7 @@ async def _run(
                 return
             beside.append(places.keep)
         workers = await _open_workers(settings, client, message_class, lanes, open_)
-        _calm_the_collector(pages=message_class == MessageClass.MARKETING or bool(lanes))
+        calm_the_collector(pages=message_class == MessageClass.MARKETING or bool(lanes))
         health.ready()
         log.info("serving", extra={"queues": [worker.task_queue for worker in workers]})
         await serve(workers, stop, beside=beside, draining=health.draining)
@@ -92,7 +92,7 @@ async def _unless_stopped(waiting: Coroutine[Any, Any, None], stop: asyncio.Even
     return not stop.is_set()
 
 
-def _calm_the_collector(pages: bool) -> None:
+def calm_the_collector(pages: bool) -> None:
     """What is here now stays: looking at it in every collection cost a third of reading a page's people.
 
     What a page of people makes dies with it, so looking after every 700 objects finds nothing. A workflow that left the cache
@@ -138,7 +138,7 @@ async def _serve_ops(
 ) -> None:
     async with wiring.ops(settings, client) as ops:
         worker = ops_worker(client, ops.activities, settings.temporal.build_id)
-        _calm_the_collector(pages=False)
+        calm_the_collector(pages=False)
         health.ready()
         log.info("serving", extra={"queues": [worker.task_queue]})
         await serve([worker], stop, beside=ops.loops, draining=health.draining)
