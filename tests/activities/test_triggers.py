@@ -32,6 +32,7 @@ from sendloom.domain.segments import parse
 from sendloom.errors import StoreUnavailable
 from sendloom.ports import AcceptedRow, Fire, ScheduleRow
 from sendloom.rows import PartWrite, RecipientWrite, Trigger
+from sendloom.stores.lists import PostgresLists
 from tests.fakes import FakeClock
 from tests.stores.conftest import NOW, Stores, World, a_schedule, a_tenant
 from tests.stores.conftest import pool as pool
@@ -195,12 +196,61 @@ async def test_c30_after_ninety_minutes_the_one_missed_run_is_made_up(case: Case
     assert (result.fired, result.skipped) == ([fire_id(case.row.id, NINE + HOUR)], 0)
 
 
-async def test_c01_every_minute_and_101_of_them_missed_goes_on_at_once(case: Case):
-    await case.change(cron="* * * * *", catch_up=CatchUpRule.NONE, overlap=Overlap.ALLOW)
-    back = NINE + timedelta(minutes=101)
-    result = await case.wake(back)
-    assert (len(result.fired), result.skipped) == (1, 100)
-    assert len((await case.wake(back + timedelta(minutes=1))).fired) == 1
+async def test_c30_ninety_minutes_and_then_three_days_are_one_digest_each_however_many_wake_us(
+    case: Case,
+):
+    """Each run that was missed wakes us when Temporal is back, all at once."""
+
+    async def back_at(at: datetime, missed: list[datetime]) -> TriggerResult:
+        found = await asyncio.gather(*(case.wake(at, woken_for=moment) for moment in missed))
+        await case.end_all()
+        return TriggerResult(
+            fired=[ref for result in found for ref in result.fired],
+            skipped=sum(result.skipped for result in found),
+        )
+
+    first = NINE + HOUR
+    made_up = await back_at(NINE + timedelta(minutes=90), [first])
+    assert (set(made_up.fired), made_up.skipped) == ({fire_id(case.row.id, first)}, 0)
+    assert len((await case.wake(NINE + 2 * HOUR)).fired) == 1
+    await case.end_all()
+    down = [NINE + n * HOUR for n in range(3, 75)]
+    made_up = await back_at(down[-1] + timedelta(minutes=20), down)
+    assert (set(made_up.fired), made_up.skipped) == ({fire_id(case.row.id, down[-1])}, 71)
+    assert len((await case.wake(down[-1] + HOUR)).fired) == 1
+    # One digest for each gap, beside the two that were on time; and each hour is accounted for.
+    assert len(case.starts.times) == 4
+    hours = [line.missed or 1 for line in await case.log()]
+    assert hours == [1, 1, 71, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("rule", "most", "fired"),
+    [
+        (CatchUpRule.LATEST, 10, 1),
+        (CatchUpRule.NONE, 10, 1),
+        (CatchUpRule.ALL, 10, 10),
+        (CatchUpRule.ALL, 101, 101),
+    ],
+)
+async def test_c01_every_minute_and_101_of_them_missed_goes_on_at_once_by_the_rule(
+    rule: CatchUpRule, most: int, fired: int, case: Case
+):
+    minute = timedelta(minutes=1)
+    await case.change(cron="* * * * *", catch_up=rule, catch_up_max=most, overlap=Overlap.ALLOW)
+    # Half a minute after the last of them, which so is still on time: under the rule `none` only that one goes.
+    back = NINE + 101 * minute
+    result = await case.wake(back + minute / 2)
+    assert (len(result.fired), result.skipped) == (fired, 101 - fired)
+    assert result.fired == [fire_id(case.row.id, back - n * minute) for n in reversed(range(fired))]
+    # It is not stopped: the next five minutes go one by one, and nothing is late any more.
+    for n in range(1, 6):
+        result = await case.wake(back + n * minute, woken_for=back + n * minute)
+        assert (result.fired, result.skipped) == ([fire_id(case.row.id, back + n * minute)], 0)
+    row = await case.stores.schedules.get(case.row.tenant, case.row.id)
+    assert row is not None
+    assert (row.state, row.next_at) == (ScheduleState.ACTIVE, back + 6 * minute)
+    assert set(case.starts.times.values()) == {1}
 
 
 async def test_all_that_was_missed_is_made_up_in_order_when_the_rule_says_so(case: Case):
@@ -421,6 +471,121 @@ async def test_c72_a_schedule_that_is_rewritten_while_it_fires_loses_and_doubles
     assert [line.scheduled_for for line in log] == [NINE + n * minute for n in range(1, 21)]
     assert {line.status for line in log} == {"fired"}
     assert set(case.starts.times) == {fire_id(case.row.id, NINE + n * minute) for n in range(1, 21)}
+
+
+PRO = parse({"attribute": "plan", "eq": "pro"})
+PEOPLE, OFTEN_GONE, STEPS = 10_000, 1_000, 100
+ALL_OF_THEM, WITHOUT = PEOPLE, PEOPLE - OFTEN_GONE
+
+
+async def people_with_future_steps(world: World) -> list[Any]:
+    """Everybody is in the audience; of a hundred who come and go, each is owed a hundred reminders."""
+    pool, tenant = world.stores.pool, world.tenant
+    await pool.execute(
+        "INSERT INTO recipients (tenant, recipient_id, zone, attributes)"
+        " SELECT $1, 'p' || lpad(n::text, 6, '0'), 'UTC', '{\"plan\": \"pro\"}' FROM generate_series(1, $2) n",
+        tenant,
+        PEOPLE,
+        timeout=60,
+    )
+    await pool.execute(
+        "INSERT INTO accepted (tenant, id, mode, kind, idempotency_key, body_hmac, message_class, category, recipient_id,"
+        " workflow_input, content, accepted_at, due_at, expires_at)"
+        " SELECT $1, gen_random_uuid(), 'live', 'reminder', n || '/' || step, '', 'transactional', 'orders.shipped',"
+        " 'p' || lpad(n::text, 6, '0'), '', '', $3, $3 + step * interval '1 day', $3 + step * interval '2 days'"
+        " FROM generate_series(1, 100) n, generate_series(1, $2) step",
+        tenant,
+        STEPS,
+        NOW,
+        timeout=60,
+    )
+    return await steps(world)
+
+
+async def steps(world: World) -> list[Any]:
+    return await world.stores.pool.fetch(
+        "SELECT id, recipient_id, due_at, closed_at, outcome FROM accepted"
+        " WHERE tenant = $1 AND kind = 'reminder' ORDER BY id",
+        world.tenant,
+    )
+
+
+async def test_c72_an_audience_rebuilt_in_a_loop_is_the_old_or_the_new_one_and_no_step_is_lost(
+    stores: Stores,
+):
+    """Ten thousand, of whom a thousand come and go, while a campaign to them is started each second."""
+    world = await stores.world()
+    lists = PostgresLists(stores.pool, stores.sealer, page_size=500)
+    await stores.catalog.add_template_version(
+        world.tenant, "t", {}, "en", [PartWrite(Channel.EMAIL, "en", "x", "x")]
+    )
+    await stores.catalog.publish(world.tenant, "t", 1)
+    before = await people_with_future_steps(world)
+    assert len(before) == 100 * STEPS
+    await lists.write_segment(world.tenant, "everyone", uuid4(), PRO)
+    row = a_schedule(
+        world.tenant,
+        kind=ScheduleKind.CAMPAIGN,
+        category="offers.weekly",
+        recipient_id=None,
+        zone="UTC",
+        cron=None,
+        every_seconds=1,
+        overlap=Overlap.ALLOW,
+        content=RecurringContent(template_id="t", name="news", list_id="everyone"),
+        handled_until=NINE,
+        next_at=NINE + timedelta(seconds=1),
+    )
+    await stores.schedules.insert_or_match(row)
+    case = Case(world, row)
+    rebuilt, seconds = False, 0
+    read: list[Counter[int]] = []
+
+    async def trigger_each_second() -> None:
+        """Fires, and then starts what was fired: that is when an audience is read and pinned."""
+        nonlocal seconds
+        while not rebuilt:
+            seconds += 1
+            at = NINE + timedelta(seconds=seconds)
+            [ref] = (await case.wake(at, woken_for=at)).fired
+            frozen = await stores.campaigns.freeze(world.tenant, ref, at)
+            pinned = await stores.campaigns.get(world.tenant, ref)
+            assert pinned is not None
+            there = await stores.pool.fetchval(
+                "SELECT count(*) FROM list_rows WHERE tenant = $1 AND version_id = $2",
+                world.tenant,
+                pinned.version_id,
+            )
+            assert there == frozen.size
+            assert frozen.size in (ALL_OF_THEM, WITHOUT)
+            read[-1][frozen.size] += 1
+
+    async def rebuild() -> None:
+        nonlocal rebuilt
+        try:
+            for plan in ("basic", "pro") * 3:
+                read.append(Counter())
+                await stores.pool.execute(
+                    "UPDATE recipients SET attributes = jsonb_build_object('plan', $2::text)"
+                    " WHERE tenant = $1 AND recipient_id <= 'p' || lpad($3::text, 6, '0')",
+                    world.tenant,
+                    plan,
+                    str(OFTEN_GONE),
+                    timeout=60,
+                )
+                version = await lists.write_segment(world.tenant, "everyone", uuid4(), PRO)
+                assert version.size == (WITHOUT if plan == "basic" else ALL_OF_THEM)
+        finally:
+            rebuilt = True
+
+    await asyncio.gather(rebuild(), trigger_each_second())
+    # It was read while it was rebuilt, and both the old and the new one have been seen.
+    assert len(read) == 6
+    assert all(read)
+    assert set(sum(read, Counter[int]())) == {ALL_OF_THEM, WITHOUT}
+    fired = {fire_id(row.id, NINE + timedelta(seconds=n)): 1 for n in range(1, seconds + 1)}
+    assert case.starts.times == fired
+    assert await steps(world) == before
 
 
 async def test_a_run_that_was_due_before_a_change_is_still_owed_after_it(case: Case):
