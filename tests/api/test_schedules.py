@@ -1,7 +1,8 @@
 """What recurs, through the API (REM-5, REM-6), and what is refused when it is set up."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -125,14 +126,21 @@ async def test_what_could_not_run_is_refused(
 
 
 async def test_c67_a_daily_reminder_that_always_lies_in_quiet_hours_is_refused_with_that_reason(
-    account: Account,
+    account: Account, parts: Parts, workflows: FakeWorkflows
 ):
+    tenant = await parts.catalog.tenant(account.tenant)
+    assert tenant is not None
+    await parts.catalog.put_tenant(replace(tenant, quiet_end=time(7)))  # type: ignore[attr-defined]
     quiet = {"message_class": "transactional", "ladder": ["email"], "ttl_seconds": 3600}
     await account.put("/v1/categories/bedtime", {**quiet, "quiet_hours": True})
     asked = schedule(category="bedtime", cron="30 22 * * *")
     answer = await account.post("/v1/schedules", asked, key="s")
     assert code_of(answer) == (422, "always_quiet")
-    assert "22:00-08:00 in Europe/Berlin" in answer.json()["detail"]
+    assert "22:00-07:00 in Europe/Berlin" in answer.json()["detail"]
+    assert workflows.schedules == []
+    assert (await account.get("/v1/schedules")).json()["items"] == []
+    # The first minute that is not quiet is taken.
+    assert (await made(account, category="bedtime", cron="0 7 * * *"))["warnings"] == []
 
 
 async def test_c67_in_a_category_that_keeps_no_quiet_hours_it_fires_at_bedtime(account: Account):
