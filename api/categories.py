@@ -7,9 +7,9 @@ from fastapi import APIRouter, Path
 from api.auditing import audited
 from api.deps import Admin, PartsDep, Reader
 from api.timing import timely
-from schemas.api import NAME, CategoryAnswer, CategoryRequest, Page
+from schemas.api import NAME, CapAnswer, CategoryAnswer, CategoryRequest, Page
 from schemas.kinds import MessageClass, UnknownPolicy
-from sendloom.domain.frequency import read_caps
+from sendloom.domain.frequency import describe, read_caps
 from sendloom.domain.ladder import read_ladder
 from sendloom.errors import Refusal
 from sendloom.ports import Category
@@ -82,6 +82,14 @@ def _shown(row: Category) -> CategoryAnswer:
         consent_required=row.consent_required,
         unknown_policy=row.unknown_policy,
         priority=row.priority,
-        caps=[dict(cap) for cap in row.caps],
+        caps=[
+            CapAnswer(
+                scope=cap["scope"],
+                per=cap["per"],
+                limit=cap.get("limit"),
+                means=describe(cap.get("limit"), cap["per"]),
+            )
+            for cap in row.caps
+        ],
         over_cap=row.over_cap,
     )

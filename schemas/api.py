@@ -838,7 +838,8 @@ class CategoryRequest(Request):
 class CapBody(Request):
     scope: Literal["category", "channel", "marketing"]
     per: Literal["day", "week"]
-    limit: int = Field(gt=0)
+    limit: int | None = Field(None, ge=0, le=10_000)
+    """Left out: no cap. 0: never send."""
 
 
 class CategoryAnswer(Wire):
@@ -850,8 +851,16 @@ class CategoryAnswer(Wire):
     consent_required: bool
     unknown_policy: UnknownPolicy
     priority: int
-    caps: list[dict[str, Any]] = []
+    caps: list["CapAnswer"] = []
     over_cap: str
+
+
+class CapAnswer(Wire):
+    scope: str
+    per: str
+    limit: int | None = None
+    means: str
+    """In words: "no cap", "never send", "at most 3 a week"."""
 
 
 # --- operations -----------------------------------------------------------------------------------------------------

@@ -174,6 +174,37 @@ async def test_a_category_gets_the_defaults_of_its_class_and_keeps_its_class(acc
 
 
 @pytest.mark.parametrize(
+    ("cap", "means"),
+    [
+        ({}, "no cap"),
+        ({"limit": None}, "no cap"),
+        ({"limit": 0}, "never send"),
+        ({"limit": 1}, "at most 1 a day"),
+    ],
+)
+async def test_c74_the_reply_says_what_a_limit_means(
+    cap: dict[str, Any], means: str, account: Account
+):
+    body = {**CATEGORIES["orders"], "caps": [{"scope": "category", "per": "day", **cap}]}
+    shown = {"scope": "category", "per": "day", "limit": cap.get("limit"), "means": means}
+    for answer in (
+        await account.put("/v1/categories/capped", body),
+        await account.get("/v1/categories/capped"),
+    ):
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["caps"] == [shown]
+
+
+@pytest.mark.parametrize("limit", [-1, "", "many", 1.5, 10_001])
+async def test_c74_a_limit_that_is_none_is_refused_and_named(limit: Any, account: Account):
+    body = {**CATEGORIES["orders"], "caps": [{"scope": "category", "per": "day", "limit": limit}]}
+    answer = await account.put("/v1/categories/new", body)
+    assert code_of(answer) == (422, "invalid_body")
+    assert "limit" in answer.text
+    assert (await account.get("/v1/categories/new")).status_code == 404
+
+
+@pytest.mark.parametrize(
     ("changes", "code"),
     [
         ({"ladder": ["email", "email"]}, "bad_ladder"),
