@@ -4,12 +4,15 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+from zoneinfo import ZoneInfo
 
+import pytest
 import pytest_asyncio
 
 from activities.campaign_carriers import MailCarrier
-from schemas.campaigns import StretchResult
-from schemas.kinds import ControlState, MessageClass, RecipientState
+from schemas.campaigns import CampaignRef, Frozen, StretchResult
+from schemas.kinds import ControlState, MessageClass, Mode, RecipientState
 from schemas.outcomes import Failed
 from sendloom.domain.budgets import lease
 from sendloom.ports import WireMail
@@ -25,13 +28,23 @@ from tests.campaign_fakes import (
     until,
 )
 
-SENT = RecipientState.SENT
+SENT, DEFERRED = RecipientState.SENT, RecipientState.DEFERRED
 
 
 @pytest_asyncio.fixture
 async def stage(database: str) -> AsyncIterator[CampaignStage]:
     async with a_stage(database) as stage:
         yield stage
+
+
+async def another_campaign(stage: CampaignStage) -> UUID:
+    """To the same people, planned and, as far as it may be, sent now."""
+    stage.campaign_id = uuid4()
+    stage.ref = CampaignRef(tenant=TENANT, mode=Mode.LIVE, campaign_id=stage.campaign_id)
+    await stage.launch()
+    await stage.plan()
+    await stage.send()
+    return stage.campaign_id
 
 
 async def test_c05_two_recovery_sweeps_at_once_over_a_job_killed_at_row_3000(
@@ -225,3 +238,97 @@ async def test_c92_thirty_minutes_without_a_provider_and_all_hundred_are_sent_on
     assert stage.mailer.took == {address_of(f"r{n:06d}"): 1 for n in range(100)}
     assert stage.clock.now() >= back
     assert await stage.letters() == []
+
+
+async def test_c55_what_quiet_hours_hold_back_leaves_from_eight_on_and_nothing_is_left_at_five_past(
+    stage: CampaignStage,
+):
+    """Thirty people in Chicago are written to at each of five moments; who is put off is looked at every minute."""
+    await stage.set_up(30)
+    chicago = ZoneInfo("America/Chicago")
+    await stage.pool.execute("UPDATE recipients SET zone = 'America/Chicago'")
+    evening = stage.clock.at.astimezone(chicago).date()
+    midnight = datetime(evening.year, evening.month, evening.day, tzinfo=chicago) + timedelta(1)
+
+    def at(clock: str) -> datetime:
+        hour, minute = map(int, clock.split(":"))
+        day = midnight - timedelta(days=1) if hour > 12 else midnight
+        return day.replace(hour=hour, minute=minute).astimezone(UTC)
+
+    campaigns: dict[str, tuple[UUID, CampaignRef, Frozen | None]] = {}
+    left: dict[str, Counter[str]] = {}
+    """By the minute they left in: of which moment's campaign, how many."""
+
+    def note(minute: str, moment: str, before: int) -> None:
+        if new := len(stage.mailer.mails) - before:
+            left.setdefault(minute, Counter())[moment] += new
+
+    async def look(minute: str) -> None:
+        """What a campaign's due loop does when a row's moment has come."""
+        stage.clock.at = at(minute)
+        for moment, (id, ref, frozen) in campaigns.items():
+            stage.campaign_id, stage.ref, stage.frozen = id, ref, frozen
+            due = await stage.campaigns.due(TENANT, id)
+            before = len(stage.mailer.mails)
+            if due.earliest is not None and due.earliest <= stage.clock.at:
+                await stage.send_due()
+            note(minute, moment, before)
+
+    for moment in ("21:59", "22:00", "23:00", "07:59", "08:00"):
+        await look(moment)
+        before = len(stage.mailer.mails)
+        id = await another_campaign(stage)
+        campaigns[moment] = (id, stage.ref, stage.frozen)
+        note(moment, moment, before)
+        held = moment not in ("21:59", "08:00")
+        assert await stage.counts() == {DEFERRED if held else SENT: 30}
+    # Nobody is called at night, and those of the morning at once.
+    assert left == {"21:59": Counter({"21:59": 30}), "08:00": left["08:00"]}
+    assert left["08:00"]["08:00"] == 30
+    for minute in range(5):
+        await look(f"08:0{minute}")
+    together = sum(left.values(), Counter[str]())
+    assert together == dict.fromkeys(campaigns, 30)
+    assert all(count == 5 for count in stage.mailer.took.values())
+    # Spread, so that eight o'clock is not a wall, and over at most four minutes.
+    assert set(left) == {"21:59", *(f"08:0{minute}" for minute in range(5))}
+    stage.clock.at = at("08:05")
+    for id, _, _ in campaigns.values():
+        assert (await stage.campaigns.due(TENANT, id)).waiting == 0
+        counts = await stage.campaigns.counts(TENANT, id)
+        assert {state: n for state, n in counts.items() if n} == {SENT: 30}
+
+
+@pytest.mark.parametrize(
+    ("limit", "first", "second", "next_day"),
+    [
+        (None, "sent", "sent", "sent"),
+        (0, "suppressed", "suppressed", "suppressed"),
+        (1, "sent", "deferred", "sent"),
+    ],
+)
+async def test_c74_two_mails_under_each_kind_of_limit_and_none_is_queued_for_ever(
+    limit: int | None, first: str, second: str, next_day: str, stage: CampaignStage
+):
+    cap = {"scope": "category", "per": "day", "limit": limit}
+    await stage.set_up(1, caps=[cap], over_cap="defer")
+    sent = 0
+    for expected in (first, second):
+        await another_campaign(stage)
+        assert await stage.states() == {expected: 1}
+        sent += expected == "sent"
+        assert sum(stage.mailer.took.values()) == sent
+    if limit == 0:
+        assert await stage.reasons() == {"frequency_cap": 1}
+    due = await stage.campaigns.due(TENANT, stage.campaign_id)
+    if second == "deferred":
+        # The next window is the person's next day, and nobody is woken for it.
+        assert due.earliest is not None
+        morning = stage.clock.at.replace(hour=8) + timedelta(days=1)
+        assert morning <= due.earliest <= morning + timedelta(minutes=4)
+        stage.clock.at = due.earliest
+        assert (await stage.send_due()).done
+        assert sum(stage.mailer.took.values()) == 2
+    else:
+        assert due.waiting == 0
+    assert await stage.states() == {next_day: 1}
