@@ -161,6 +161,28 @@ async def test_quiet_hours_defer_and_the_next_plan_sends():
     assert world.decisions.only().state is RecipientState.PENDING
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_c67_at_bedtime_it_leaves_at_once_where_the_category_keeps_no_quiet_hours(
+    keeps: bool,
+):
+    """Half past ten, quiet from ten to seven. Where it would wait, it is refused when it is set up (`test_schedules`)."""
+    world = World()
+    world.catalog.tenants[TENANT] = a_tenant(quiet_start=time(22), quiet_end=time(7))
+    world.set_category(TRANSACTIONAL, quiet_hours=keeps)
+    world.clock.at = datetime(2026, 3, 2, 22, 30, tzinfo=UTC)
+    n = a_notification("bedtime", accepted_at=world.clock.at)
+    await world.accept(n)
+    step = await plan(world, n)
+    if not keeps:
+        assert isinstance(step, Sendable)
+        assert (await Sender(world, step).send()).outcome.kind == "accepted"
+        assert len(world.email.sent) == 1
+        return
+    assert isinstance(step, Objection)
+    assert isinstance(step.outcome, Deferred)
+    assert step.outcome.until >= datetime(2026, 3, 3, 7, 0, tzinfo=UTC)
+
+
 async def test_a_deferred_message_uses_its_cap_only_when_it_leaves():
     world = World()
     caps = ({"scope": "marketing", "per": "day", "limit": 1},)

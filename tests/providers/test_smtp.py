@@ -894,24 +894,71 @@ async def single(relay: Relay, **options: Any):
 
 
 async def test_c49_waiting_for_a_connection_is_never_a_failure():
-    """A pool of 2, 50 callers, 200 mails, and a relay that takes its time."""
+    """A pool of 2, 50 callers who wait 3 s and then look after something else, 200 mails, and 5 s for each on the wire."""
+    clock = Clock()
+    on_the_wire: list[asyncio.Future[None]] = []
 
     async def dot(peer: Peer) -> str:
-        await asyncio.sleep(0.001)
+        """Both places are taken, and then five seconds pass."""
+        here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        on_the_wire.append(here)
+        if len(on_the_wire) == 2:
+            await clock.skip(5)
+            while on_the_wire:
+                on_the_wire.pop().set_result(None)
+        await here
         return "250 ok"
 
-    async with relay_that({"DOT": dot}) as relay, single(relay, pool_size=2) as provider:
+    async with (
+        relay_that({"DOT": dot}) as relay,
+        single(relay, pool_size=2, timeouts=SmtpTimeouts()) as provider,
+    ):
         left = list(range(200))
         outcomes: list[CallOutcome] = []
+        waited = 0
 
         async def worker() -> None:
+            nonlocal waited
             while left:
-                outcomes.append(await provider.send(a_mail(left.pop()), TRANSACTIONAL))
+                n = left.pop()
+                async with asyncio.timeout(3):
+                    outcome = await provider.send(a_mail(n), TRANSACTIONAL)
+                if outcome == Failed(provider="smtp", code="not_called", counts=False):
+                    # Nobody's failure, and no attempt of the recipient's.
+                    waited += 1
+                    left.append(n)
+                else:
+                    outcomes.append(outcome)
 
+        started = asyncio.get_running_loop().time()
         await asyncio.gather(*(worker() for _ in range(50)))
+        assert asyncio.get_running_loop().time() - started >= 200 / 2 * 5
     assert [o.kind for o in outcomes] == ["accepted"] * 200
-    assert len(relay.messages) == 200
+    assert waited >= 48
+    assert sorted(message.rcpt for message in relay.messages) == sorted(
+        f"alex{n}@example.com" for n in range(200)
+    )
     assert relay.connections == 2
+
+
+async def test_c49_a_caller_without_a_deadline_waits_for_a_connection_as_long_as_it_takes():
+    """Longer than any time-out of the call itself: the last of 50 waits two minutes."""
+    clock = Clock()
+    limits = SmtpTimeouts(connect=10, command=10, final_reply=dict.fromkeys(MessageClass, 10.0))
+
+    async def dot(peer: Peer) -> str:
+        await clock.skip(5)
+        return "250 ok"
+
+    async with (
+        relay_that({"DOT": dot}) as relay,
+        single(relay, pool_size=1, timeouts=limits) as provider,
+    ):
+        outcomes = await asyncio.gather(
+            *(provider.send(a_mail(n), TRANSACTIONAL) for n in range(50))
+        )
+    assert [o.kind for o in outcomes] == ["accepted"] * 50
+    assert relay.connections == 1
 
 
 async def test_a_deadline_that_passes_while_waiting_for_a_connection_is_not_called():

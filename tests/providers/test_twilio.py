@@ -26,6 +26,7 @@ from sendloom.providers.twilio_codes import (
 )
 from tests.providers.scripted import (
     Certificates,
+    Clock,
     Hangup,
     Peer,
     certificates,
@@ -574,10 +575,20 @@ async def test_a_tls_handshake_that_never_ends_is_failed():
 
 
 async def test_c49_waiting_for_a_connection_is_never_a_failure():
+    """Two connections, 50 callers, and 5 s for each reply: the last of them waits two minutes."""
+    clock = Clock()
+    asked: list[asyncio.Future[None]] = []
+
     async def script(peer: Peer) -> None:
         while True:
             await read_request(peer)
-            await asyncio.sleep(0.001)
+            here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            asked.append(here)
+            if len(asked) == 2:
+                await clock.skip(5)
+                while asked:
+                    asked.pop().set_result(None)
+            await here
             await respond(peer, "201 CREATED", json.dumps(CREATED).encode(), "application/json")
 
     async with serving(_until_gone(script)) as server:
@@ -590,7 +601,7 @@ async def test_c49_waiting_for_a_connection_is_never_a_failure():
                 base_url=f"http://127.0.0.1:{server.port}",
             ),
             # Were the wait for a connection part of it, the last of 50 would run out of time.
-            timeouts=HttpTimeouts(reply=dict.fromkeys(MessageClass, 5.0)),
+            timeouts=HttpTimeouts(reply=dict.fromkeys(MessageClass, 10.0)),
         )
         outcomes = await asyncio.gather(*(provider.send(an_sms(), SECURITY) for _ in range(50)))
         await provider.close()
