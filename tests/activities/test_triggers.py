@@ -473,7 +473,6 @@ async def test_c72_a_schedule_that_is_rewritten_while_it_fires_loses_and_doubles
     assert set(case.starts.times) == {fire_id(case.row.id, NINE + n * minute) for n in range(1, 21)}
 
 
-PRO = parse({"attribute": "plan", "eq": "pro"})
 PEOPLE, OFTEN_GONE, STEPS = 10_000, 1_000, 100
 ALL_OF_THEM, WITHOUT = PEOPLE, PEOPLE - OFTEN_GONE
 
@@ -522,7 +521,7 @@ async def test_c72_an_audience_rebuilt_in_a_loop_is_the_old_or_the_new_one_and_n
     await stores.catalog.publish(world.tenant, "t", 1)
     before = await people_with_future_steps(world)
     assert len(before) == 100 * STEPS
-    await lists.write_segment(world.tenant, "everyone", uuid4(), PRO)
+    await lists.write_segment(world.tenant, "everyone", uuid4(), parse(PRO))
     row = a_schedule(
         world.tenant,
         kind=ScheduleKind.CAMPAIGN,
@@ -573,7 +572,7 @@ async def test_c72_an_audience_rebuilt_in_a_loop_is_the_old_or_the_new_one_and_n
                     str(OFTEN_GONE),
                     timeout=60,
                 )
-                version = await lists.write_segment(world.tenant, "everyone", uuid4(), PRO)
+                version = await lists.write_segment(world.tenant, "everyone", uuid4(), parse(PRO))
                 assert version.size == (WITHOUT if plan == "basic" else ALL_OF_THEM)
         finally:
             rebuilt = True
