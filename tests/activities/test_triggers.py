@@ -491,7 +491,7 @@ async def people_with_future_steps(world: World) -> list[Any]:
         "INSERT INTO accepted (tenant, id, mode, kind, idempotency_key, body_hmac, message_class, category, recipient_id,"
         " workflow_input, content, accepted_at, due_at, expires_at)"
         " SELECT $1, gen_random_uuid(), 'live', 'reminder', n || '/' || step, '', 'transactional', 'orders.shipped',"
-        " 'p' || lpad(n::text, 6, '0'), '', '', $3, $3 + step * interval '1 day', $3 + step * interval '2 days'"
+        " 'p' || lpad(n::text, 6, '0'), '', '', $3::timestamptz, $3 + step * interval '1 day', $3 + step * interval '2 days'"
         " FROM generate_series(1, 100) n, generate_series(1, $2) step",
         tenant,
         STEPS,

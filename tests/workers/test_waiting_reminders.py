@@ -39,9 +39,9 @@ from workers.main import calm_the_collector
 from workflows import starting
 
 TRANSACTIONAL = MessageClass.TRANSACTIONAL
-WAITING = 80
-CACHED = 4
-"""Workflows the worker may keep: a twentieth of those that wait."""
+WAITING = 100
+CACHED = 10
+"""Workflows the worker may keep: a tenth of those that wait."""
 BOUND_MB = 180
 """`docs/capacity.md`: what a worker is by itself, its cache, and garbage not yet collected."""
 GARBAGE = 1_700
@@ -137,7 +137,7 @@ def in_a_day_or_two(count: int) -> list[Due]:
 async def test_c18_reminders_that_wait_cost_a_worker_no_memory_and_delay_none_that_is_due(
     cell: Cell,
 ):
-    """Twenty times what its cache holds, all there before it is. So few are lost in what the allocator keeps: the growth is
+    """Ten times what its cache holds, all there before it is. So few are lost in what the allocator keeps: the growth is
     the next test's."""
     await cell.remind(in_a_day_or_two(WAITING))
     async with Worker(environment(cell.settings), "--class", TRANSACTIONAL) as worker:
