@@ -712,6 +712,8 @@ class DeliveryActivities:
                     [answer] = await self._ledger.claim(a.scope, [want], a.owner, span)
                     return answer
                 await asyncio.sleep(delay)
+                if self._now() >= a.s.not_after:
+                    raise StoreUnavailable("it may not go any more when the ledger is back")
             [answer] = await self._ledger.claim(a.scope, [want], a.owner, span)
             return answer
         until = self._monotonic() + PATIENCE
