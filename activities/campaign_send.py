@@ -520,16 +520,20 @@ class _Stretch:
                 allowed = await self._tokens(min(len(rest), self.most))
                 if allowed == 0:
                     continue
+                # First a place, then the messages: dressed ones that wait would be most of the memory of a stretch.
+                await self.lane.budget.acquire(allowed)
+                if self.stopping or self.lane.unwritten or not self._is_fresh(read_at):
+                    self.lane.budget.release(allowed)
+                    continue
                 chunk, rest = rest[:allowed], rest[allowed:]
                 result = _Result(scope)
                 ready, objections = self._look_and_dress(scope, chunk, result)
-                await self.believe(scope, objections, result)
-                if ready:
-                    await self.lane.budget.acquire(len(ready))
-                    if self.stopping or self.lane.unwritten or not self._is_fresh(read_at):
-                        self.lane.budget.release(len(ready))
-                        left += len(ready)
-                        ready = []
+                self.lane.budget.release(len(chunk) - len(ready))
+                try:
+                    await self.believe(scope, objections, result)
+                except BaseException:
+                    self.lane.budget.release(len(ready))
+                    raise
                 if ready:
                     self.chunks += 1
                     tasks.append(
