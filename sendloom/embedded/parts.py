@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypedDict
 
+from sendloom.embedded.ports import listens
 from sendloom.errors import ConfigurationError
 from sendloom.platform.priority import step_back
 
@@ -44,6 +45,7 @@ class Part:
     ready_seconds: float = 60
     nice: int = 0
     ports: tuple[int, ...] = ()
+    """It listens on all of them when it is ready."""
     once: bool = False
     """A step: it is done, and ready, when it ends with 0."""
     drain: int = 0
@@ -115,6 +117,15 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def is_ready(part: Part, process: Process) -> bool:
+    """Whether this process answers, and not a server of another stack that took its port."""
+    if not part.ready():
+        return False
+    # Looked up second, because until something answers it is a vain look through /proc; and asked again, because only now it
+    # is known whom we ask.
+    return not part.ports or (listens(process.pid, part.ports) and part.ready())
+
+
 def wait_until(check: Probe, *, seconds: float, failed: Callable[[], bool] = lambda: False) -> bool:
     """Whether `check` became true in time; false at once when `failed` says it cannot any more."""
     deadline = time.monotonic() + seconds
@@ -139,7 +150,9 @@ def running(
     process = launch(part, log, die_with_parent=die_with_parent)
     try:
         if not wait_until(
-            part.ready, seconds=part.ready_seconds, failed=lambda: process.poll() is not None
+            lambda: is_ready(part, process),
+            seconds=part.ready_seconds,
+            failed=lambda: process.poll() is not None,
         ):
             raise ConfigurationError(
                 f"{part.name} did not become ready; its log ends:\n{tail(log)}"

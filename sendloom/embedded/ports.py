@@ -1,10 +1,12 @@
 """Free ports that stay the same over restarts, and an error that names who is in the way."""
 
+import contextlib
 import json
 import logging
+import os
 import random
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,10 @@ from sendloom.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 _QUIET = range(20_000, 30_000)
+
+
+class PortTaken(ConfigurationError):
+    """Somebody else took a port between our choice and our part's bind: choosing again helps."""
 
 
 def free_port(taken: Collection[int] = ()) -> int:
@@ -32,6 +38,47 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
         except OSError:
             return False
         return True
+
+
+def listens(leader: int, ports: Collection[int]) -> bool:
+    """Whether this process and those of its session listen on all the ports.
+
+    What answers on a port says nothing of who it is: it may be another stack's server. True for a living process that we may
+    not look into, which is one of another user's.
+    """
+    missing = set(ports)
+    for pid in _session(leader):
+        try:
+            process = psutil.Process(pid)
+            missing -= {
+                c.laddr.port
+                for c in process.net_connections("tcp")
+                if c.status == psutil.CONN_LISTEN
+            }
+        except psutil.AccessDenied:
+            # One that has ended and was not waited for yet cannot be looked into either.
+            return _lives(pid)
+        except psutil.Error:
+            continue
+        if not missing:
+            return True
+    return not missing
+
+
+def _session(leader: int) -> Iterator[int]:
+    """The leader first: nearly always it is the one that listens."""
+    yield leader
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if pid != leader and os.getsid(pid) == leader:
+                yield pid
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def who_listens(port: int) -> str:

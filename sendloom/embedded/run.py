@@ -8,11 +8,15 @@ from pathlib import Path
 
 from sendloom.embedded.home import cassandra_alone, open_home
 from sendloom.embedded.parts import Part
+from sendloom.embedded.ports import PortTaken
 from sendloom.embedded.stack import stack_addresses, stack_parts
 from sendloom.embedded.state import StackState, sole_supervisor, stop_orphans
 from sendloom.embedded.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
+
+_PORT_CHOICES = 3
+"""Somebody else starts a stack at the same moment; not thrice."""
 
 
 async def run_cassandra(
@@ -28,11 +32,13 @@ async def run_cassandra(
     with sole_supervisor(directory):
         if left := await asyncio.to_thread(stop_orphans, directory):
             log.warning("stopped what a killed supervisor had left", extra={"parts": left})
-        server = cassandra_alone(home, nodes)
-        addresses = {"cassandra_hosts": server.address}
-        await _supervise(
-            Supervisor(server.parts(), directory, addresses=addresses, changed=changed)
-        )
+
+        def chosen() -> Supervisor:
+            server = cassandra_alone(home, nodes)
+            addresses = {"cassandra_hosts": server.address}
+            return Supervisor(server.parts(), directory, addresses=addresses, changed=changed)
+
+        await supervise(chosen)
 
 
 async def run_stack(
@@ -50,15 +56,33 @@ async def run_stack(
         # What a killed supervisor left holds our ports and data: end it before looking at either.
         if left := await asyncio.to_thread(stop_orphans, home):
             log.warning("stopped what a killed supervisor had left", extra={"parts": left})
-        opened = open_home(home)
-        supervisor = Supervisor(
-            only(stack_parts(opened)), home, addresses=stack_addresses(opened), changed=changed
-        )
-        await _supervise(supervisor)
+
+        def chosen() -> Supervisor:
+            opened = open_home(home)
+            parts = only(stack_parts(opened))
+            return Supervisor(parts, home, addresses=stack_addresses(opened), changed=changed)
+
+        await supervise(chosen)
 
 
-async def _supervise(supervisor: Supervisor) -> None:
+async def supervise(chosen: Callable[[], Supervisor]) -> None:
+    """Until SIGTERM or Ctrl-C. `chosen` looks for free ports; it is asked again when one was taken before it could be used.
+
+    Raises:
+        ConfigurationError: a part cannot be started.
+        PortTaken: each time a port was taken.
+    """
     loop = asyncio.get_running_loop()
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, supervisor.request_stop)
-    await supervisor.run()
+    for more in reversed(range(_PORT_CHOICES)):
+        supervisor = chosen()
+        # Nothing is awaited between two runs, so a signal finds the old supervisor or the new one.
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(sig, supervisor.request_stop)
+        try:
+            await supervisor.run()
+        except PortTaken as e:
+            if not more or supervisor.asked_to_stop:
+                raise
+            log.warning("%s Starting again with another.", e)
+        else:
+            return

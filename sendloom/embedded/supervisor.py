@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sendloom.embedded.nursery import Nursery, our_command
-from sendloom.embedded.parts import Part, Process, kill_group, stop, tail, wait_until
+from sendloom.embedded.parts import Part, Process, is_ready, kill_group, stop, tail, wait_until
+from sendloom.embedded.ports import PortTaken, is_free, who_listens
 from sendloom.embedded.state import PartState, Running, StackState, write_state
 from sendloom.errors import ConfigurationError
 from sendloom.platform.process import EXIT_CONFIGURATION
@@ -66,6 +67,7 @@ class Supervisor:
         self._ready = {part.name: asyncio.Event() for part in parts}
         self._processes: dict[str, Process] = {}
         self._stopping = asyncio.Event()
+        self.asked_to_stop = False
         # A thread waits on each child and one probes it; the default pool would be too small for both.
         self._threads = ThreadPoolExecutor(2 * len(parts) + 4, thread_name_prefix="supervise")
         self.state = StackState(
@@ -79,6 +81,7 @@ class Supervisor:
 
     def request_stop(self) -> None:
         """Drain and end; asked a second time, kill what is left. Safe in a signal handler of the loop."""
+        self.asked_to_stop = True
         if self._stopping.is_set():
             for process in self._processes.values():
                 kill_group(process.pid)
@@ -89,6 +92,7 @@ class Supervisor:
 
         Raises:
             ConfigurationError: it could not be started. Everything that was started is stopped first.
+            PortTaken: because somebody took its port; choose others and start again.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         self._write()
@@ -129,6 +133,7 @@ class Supervisor:
             if part.once and state.last_exit == 0:
                 return
             if not self._ready[part.name].is_set():
+                await self._thread(partial(self._check_ports, part))
                 failures += 1
                 if failures >= self._backoff.attempts or state.last_exit == EXIT_CONFIGURATION:
                     raise ConfigurationError(self._why(part, state))
@@ -183,9 +188,24 @@ class Supervisor:
             return f"{part.name} cannot be started: {state.problem}"
         return f"{part.name} ended with exit code {state.last_exit}; its log ends:\n{tail(self._log(part))}"
 
+    def _check_ports(self, part: Part) -> None:
+        """Of a part that ended before it was ever ready.
+
+        Raises:
+            PortTaken: this is why: somebody took a port after it was chosen for the part.
+        """
+        # Cassandra's nodes have the same ports on different addresses.
+        others = {port for p in self._parts.values() if p is not part for port in p.ports}
+        for port in part.ports:
+            if port not in others and not is_free(port):
+                raise PortTaken(
+                    f"port {port}, chosen for {part.name}, was taken by {who_listens(port)} "
+                    f"before {part.name} could listen on it."
+                )
+
     def _became_ready(self, part: Part, process: Process) -> bool:
         return wait_until(
-            part.ready,
+            lambda: is_ready(part, process),
             seconds=part.ready_seconds,
             failed=lambda: process.poll() is not None or self._stopping.is_set(),
         )

@@ -5,17 +5,24 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
 
+from sendloom.embedded import probes
 from sendloom.embedded.parts import Part
+from sendloom.embedded.ports import PortTaken, free_port, listens
+from sendloom.embedded.run import supervise
 from sendloom.embedded.state import StackState, read_state, sole_supervisor, stop_orphans
 from sendloom.embedded.supervisor import Backoff, Supervisor
 from sendloom.errors import ConfigurationError
+from sendloom.platform.process import EXIT_CONFIGURATION
 
 QUICK = Backoff(first=0.05, longest=0.2, forgiven_after=5, attempts=2)
 
@@ -46,6 +53,55 @@ def sleeper(name: str, home: Path, *, needs: tuple[str, ...] = (), drain: int = 
 
 def step(name: str, code: str, *, needs: tuple[str, ...] = ()) -> Part:
     return Part(name=name, command=(sys.executable, "-c", code), once=True, needs=needs)
+
+
+SERVER = (
+    "import http.server, os, sys\n"
+    "class Ok(http.server.BaseHTTPRequestHandler):\n"
+    "    def do_GET(self):\n"
+    "        self.send_response(200)\n"
+    "        self.end_headers()\n"
+    "port, child = int(sys.argv[1]), sys.argv[2] == 'child'\n"
+    "if child and os.fork():\n"
+    "    os.wait()\n"
+    "try:\n"
+    "    server = http.server.HTTPServer(('127.0.0.1', port), Ok)\n"
+    "except OSError:\n"
+    f"    sys.exit({EXIT_CONFIGURATION})\n"
+    "server.serve_forever()\n"
+)
+
+
+def server(port: int, *, listener: str = "self") -> Part:
+    """Answers 200, from itself or from a child; ends with 78 when it cannot have its port."""
+    return Part(
+        name="api",
+        command=(sys.executable, "-c", SERVER, str(port), listener),
+        ready=partial(probes.http_ok, f"http://127.0.0.1:{port}/readyz"),
+        ports=(port,),
+    )
+
+
+@contextlib.contextmanager
+def foreign_server() -> Iterator[int]:
+    """Somebody else's, that answers 200 on every path; its port."""
+
+    class Ok(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Ok) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        try:
+            yield http.server_port
+        finally:
+            http.shutdown()
+            thread.join()
 
 
 async def until(check: Callable[[], bool], seconds: float = 60) -> None:
@@ -246,3 +302,98 @@ def test_a_second_supervisor_is_refused_and_the_lock_goes_with_its_holder(tmp_pa
 def test_needs_must_come_first(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must come before"):
         Supervisor([sleeper("api", tmp_path, needs=("database",))], tmp_path)
+
+
+async def test_a_foreign_server_on_its_port_does_not_make_a_part_ready(tmp_path: Path) -> None:
+    seen: set[str] = set()
+    with foreign_server() as port:
+        part = server(port)
+        assert part.ready()  # the foreign one's answer
+        supervisor = Supervisor(
+            [part],
+            tmp_path,
+            backoff=QUICK,
+            changed=lambda state: seen.add(state.parts["api"].state),
+        )
+        with pytest.raises(
+            PortTaken, match=rf"^port {port}, chosen for api, .*process {os.getpid()}.*$"
+        ):
+            async with asyncio.timeout(20):  # and not tried for ever
+                await supervisor.run()
+    assert "starting" in seen
+    assert "ready" not in seen
+    assert supervisor.state.parts["api"].restarts == 0
+
+
+async def test_nor_one_that_lives_on_without_its_port(tmp_path: Path) -> None:
+    with foreign_server() as port:
+        part = Part(
+            name="api",
+            command=(sys.executable, "-c", "import time; time.sleep(600)"),
+            ready=server(port).ready,
+            ready_seconds=0.5,
+            ports=(port,),
+        )
+        with pytest.raises(PortTaken, match=str(port)):
+            await Supervisor([part], tmp_path, backoff=QUICK).run()
+
+
+@pytest.mark.parametrize("listener", ["self", "child"])
+async def test_a_part_is_ready_when_it_or_a_child_of_it_answers(
+    tmp_path: Path, listener: str
+) -> None:
+    part = server(free_port(), listener=listener)
+    async with supervised(part, home=tmp_path) as supervisor:
+        await until(lambda: supervisor.state.ready)
+        assert listens(pid_of(supervisor, "api"), part.ports)
+        assert not listens(pid_of(supervisor, "api"), (*part.ports, 1))
+        assert not listens(os.getpid(), part.ports)
+
+
+async def test_a_port_taken_before_the_part_could_have_it_is_chosen_anew(tmp_path: Path) -> None:
+    made: list[Supervisor] = []
+
+    def ready(state: StackState) -> None:
+        if state.ready:
+            made[-1].request_stop()
+
+    with foreign_server() as taken:
+        ports = iter((taken, free_port()))
+
+        def chosen() -> Supervisor:
+            made.append(Supervisor([server(next(ports))], tmp_path, backoff=QUICK, changed=ready))
+            return made[-1]
+
+        await supervise(chosen)
+    assert len(made) == 2
+
+
+async def test_who_finds_a_port_taken_again_and_again_is_told_which(tmp_path: Path) -> None:
+    made: list[Supervisor] = []
+    with foreign_server() as taken:
+
+        def chosen() -> Supervisor:
+            made.append(Supervisor([server(taken)], tmp_path, backoff=QUICK))
+            return made[-1]
+
+        with pytest.raises(PortTaken, match=f"port {taken}"):
+            await supervise(chosen)
+    assert len(made) == 3
+
+
+async def test_a_stop_asked_for_is_not_answered_with_another_start(tmp_path: Path) -> None:
+    made: list[Supervisor] = []
+
+    def stop(state: StackState) -> None:
+        if state.stopping:
+            made[-1].request_stop()
+
+    with foreign_server() as taken:
+
+        def chosen() -> Supervisor:
+            made.append(Supervisor([server(taken)], tmp_path, backoff=QUICK, changed=stop))
+            return made[-1]
+
+        with pytest.raises(PortTaken):
+            await supervise(chosen)
+    assert len(made) == 1
