@@ -1,56 +1,25 @@
 """Commands that make the first tenant and its keys. They write to the store itself: without a key there is no API yet."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sendloom.cli._client import EXIT_UNAVAILABLE, Json, fail
+from sendloom.cli._client import Json, fail
+from sendloom.cli._store import ACTOR, in_store
 
 if TYPE_CHECKING:
     from sendloom.stores.audit import PostgresAudit
     from sendloom.stores.catalog import PostgresCatalog
 
-    Work = Callable[[PostgresCatalog, PostgresAudit], Awaitable["T"]]
-
-T = TypeVar("T")
-
 tenant_app = typer.Typer(help="Customers or product teams.", no_args_is_help=True)
 key_app = typer.Typer(help="API keys.", no_args_is_help=True)
-
-ACTOR = "cli"
 
 
 def register(app: typer.Typer) -> None:
     app.add_typer(tenant_app, name="tenant")
     app.add_typer(key_app, name="key")
-
-
-def _in_store(work: "Work[T]") -> "T":
-    from sendloom.errors import StoreUnavailable
-    from sendloom.settings import load_settings
-    from sendloom.stores.audit import PostgresAudit
-    from sendloom.stores.catalog import PostgresCatalog
-    from sendloom.stores.migrations.runner import check_schema
-    from sendloom.stores.pool import open_pool
-
-    settings = load_settings()
-
-    async def run() -> "T":
-        await check_schema(settings.postgres_dsn)
-        pool = await open_pool(settings.postgres_dsn, 1, "sendloom cli")
-        try:
-            return await work(PostgresCatalog(pool), PostgresAudit(pool))
-        finally:
-            await pool.close()
-
-    try:
-        return asyncio.run(run())
-    except StoreUnavailable as e:
-        fail(f"{e}. Is it running (`sendloom status`)?", EXIT_UNAVAILABLE)
 
 
 @tenant_app.command("create")
@@ -126,7 +95,7 @@ def create_tenant(
         await audit.add(tenant, ACTOR, "tenant.put", tenant)
         return known is None
 
-    created = _in_store(work)
+    created = in_store(work)
     if json_:
         typer.echo(json.dumps({"tenant": tenant, "created": created}))
     else:
@@ -156,7 +125,7 @@ def every_tenant(json_: Json = False) -> None:
     async def work(catalog: "PostgresCatalog", audit: "PostgresAudit") -> list[tuple[str, str]]:
         return [(one.tenant, one.name) for one in await catalog.tenants()]
 
-    for tenant, name in _in_store(work):
+    for tenant, name in in_store(work):
         typer.echo(
             json.dumps({"tenant": tenant, "name": name}) if json_ else f"{tenant:<32}  {name}"
         )
@@ -212,7 +181,7 @@ def create_key(
         await audit.add(tenant, ACTOR, "key.create", credential.key_id, {"kind": kind})
         return True
 
-    if not _in_store(work):
+    if not in_store(work):
         fail(f"there is no tenant {tenant}; make it with `sendloom tenant create {tenant}`")
     if json_:
         typer.echo(
@@ -232,7 +201,7 @@ def revoke_key(tenant: str, key_id: str, json_: Json = False) -> None:
             await audit.add(tenant, ACTOR, "key.revoke", key_id)
         return revoked
 
-    if not _in_store(work):
+    if not in_store(work):
         fail(f"{tenant} has no key {key_id} that is not revoked already")
     typer.echo(json.dumps({"revoked": key_id}) if json_ else f"{key_id} is revoked")
 
@@ -255,7 +224,7 @@ def every_key(tenant: str, json_: Json = False) -> None:
             for one in await catalog.keys(tenant)
         ]
 
-    for key in _in_store(work):
+    for key in in_store(work):
         if json_:
             typer.echo(json.dumps(key))
         else:
