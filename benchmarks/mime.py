@@ -1,4 +1,4 @@
-"""How fast one core turns rendered text into mails: `Skeleton.fill`, `build`, and a plain `EmailMessage`.
+"""How fast one core makes mails: a template's `Form`, `Skeleton.fill` of rendered text, `build`, and a plain `EmailMessage`.
 
     python -m benchmarks.mime [--seconds 2]
 
@@ -15,8 +15,11 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from functools import partial
 
+from schemas.kinds import Channel
 from schemas.messages import OutboundEmail
+from sendloom.domain.rendering import compile_template
 from sendloom.providers.mime import Skeleton, build, stuff
+from sendloom.providers.mime_forms import Form
 
 DATE = datetime(2027, 3, 1, 9, 30, tzinfo=UTC)
 LINE = "Thank you for being with us; here is what is new this month, and what you asked for.\n"
@@ -54,6 +57,49 @@ def by_skeleton(mail: OutboundEmail) -> Callable[[], bytes]:
             list_unsubscribe_url=mail.list_unsubscribe_url,
         )
     )
+
+
+def by_form(text: str, html: str | None) -> Callable[[], bytes]:
+    """From a recipient's values, rendering included; the plain way where a form says None."""
+    template = compile_template(
+        Channel.EMAIL,
+        subject="Your news for {{month}}",
+        text=text.replace("Alex", "{{name}}"),
+        html=html and html.replace("Alex", "{{name}}"),
+        variables={"month": {}, "name": {}},
+    )
+    values = template.values({"month": "March", "name": "Alex"})
+    mail = a_mail(text, html)
+    form = Form(template)
+    skeleton = Skeleton(from_address=mail.from_address, from_name=mail.from_name)
+
+    def make() -> bytes:
+        filled = form.fill(
+            skeleton,
+            values,
+            to=mail.to_address,
+            message_id=mail.message_id,
+            date=mail.date,
+            reference=mail.reference,
+            list_unsubscribe_url=mail.list_unsubscribe_url,
+        )
+        if filled is not None:
+            return filled
+        rendered = template.filled(values)
+        return stuff(
+            skeleton.fill(
+                to_address=mail.to_address,
+                message_id=mail.message_id,
+                date=mail.date,
+                reference=mail.reference,
+                subject=rendered.subject or "",
+                text=rendered.text,
+                html=rendered.html,
+                list_unsubscribe_url=mail.list_unsubscribe_url,
+            )
+        )
+
+    return make
 
 
 def by_email_message(mail: OutboundEmail) -> bytes:
@@ -97,6 +143,7 @@ def main() -> None:
     ):
         mail = a_mail(text, html)
         fast = rate(by_skeleton(mail), seconds)
+        figures[f"{name}_form_per_second"] = round(rate(by_form(text, html), seconds))
         figures[f"{name}_bytes"] = len(by_skeleton(mail)())
         figures[f"{name}_per_second"] = round(fast)
         figures[f"{name}_build_per_second"] = round(rate(partial(build, mail), seconds))
