@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.kinds import FaultScope
-from schemas.wire import Wire
+from schemas.wire import Wire, trusted
 
 
 class Accepted(Wire):
@@ -19,18 +19,12 @@ class Accepted(Wire):
 
 def trusted_accepted(provider: str, provider_message_id: str) -> Accepted:
     """Of two texts, without looking whether they are: a campaign makes one a recipient."""
-    outcome = object.__new__(Accepted)
-    put = object.__setattr__
     fields = {
         "kind": "accepted",
         "provider": provider,
         "provider_message_id": provider_message_id,
     }
-    put(outcome, "__dict__", fields)
-    put(outcome, "__pydantic_fields_set__", _ACCEPTED_FIELDS)
-    put(outcome, "__pydantic_extra__", None)
-    put(outcome, "__pydantic_private__", None)
-    return outcome
+    return trusted(Accepted, _ACCEPTED_FIELDS, fields)
 
 
 _ACCEPTED_FIELDS = {"provider", "provider_message_id"}
