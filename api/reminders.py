@@ -105,7 +105,8 @@ async def take_on(parts: Parts, ask: Ask, body: ReminderRequest) -> tuple[Accept
             recipient_id=body.recipient_id,
             correlation_id=body.correlation_id,
             due_at=resolved.due_at,
-            expires_at=resolved.due_at + ttl,
+            # One that is late already is sent now, and is good from now.
+            expires_at=max(resolved.due_at, ask.now) + ttl,
             workflow_input=given.model_dump_json().encode(),
             content=accept.content(
                 found,

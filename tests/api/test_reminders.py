@@ -1,5 +1,6 @@
 """Reminders through the API: when they are due, how they are moved and taken back (REM-1 to REM-3)."""
 
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -76,6 +77,16 @@ async def test_a_moment_that_has_passed_is_refused_when_the_policy_is_to_skip(ac
     skip = await account.post("/v1/reminders", reminder(past, lateness="skip"), key="r")
     assert code_of(skip) == (422, "due_past")
     assert (await account.post("/v1/reminders", reminder(past), key="r2")).status_code == 202
+
+
+async def test_one_that_is_late_already_is_good_from_now(account: Account):
+    late = await account.post("/v1/reminders", reminder({"at": "2020-01-01T09:00:00Z"}), key="r")
+    assert late.status_code == 202
+    said = late.json()
+    ttl = (await account.post("/v1/notifications", notification(), key="n")).json()
+    expires = datetime.fromisoformat(said["expires_at"])
+    assert said["due_at"] == "2020-01-01T09:00:00Z"
+    assert abs(expires - datetime.fromisoformat(ttl["expires_at"])) < timedelta(minutes=1)
 
 
 @pytest.mark.parametrize("zone", ["", None, "Mars/Phobos", "GMT+25"])
