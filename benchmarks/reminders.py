@@ -21,7 +21,9 @@ from benchmarks.stack import machine, percentile, seed, stack
 
 IN_FLIGHT = 40
 WARM_UP = 200
-STALL_S = 60.0
+STALL_S = 600.0
+"""So long without an arrival and it is over. All that is due at once goes through each step together, so the first of 10,000
+leave minutes after the moment."""
 
 
 class Caller:
