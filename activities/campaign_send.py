@@ -476,7 +476,7 @@ class _Stretch:
         try:
             while True:
                 await asyncio.sleep(delay)
-                delay = min(delay * 2, 5.0)
+                delay = min(delay * 2, REPEAT_LONGEST)
                 with contextlib.suppress(StoreUnavailable):
                     return await write()
         finally:
