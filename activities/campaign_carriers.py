@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
-from activities.rendering import Senders, UnsubscribeLinks
+from activities.rendering import SMS_INTENT, Senders, UnsubscribeLinks
 from schemas.kinds import Channel, MessageClass
 from schemas.messages import OutboundSms
 from schemas.outcomes import Accepted, CallOutcome, Failed
@@ -267,8 +267,7 @@ class SmsWriter:
         self._names = _names(heading, Channel.SMS)
         self._sender = sender
         self._validity_seconds = heading.validity_seconds
-        marketing = heading.message_class is MessageClass.MARKETING
-        self._intent = "marketing" if marketing else "notifications"
+        self._intent = SMS_INTENT[heading.message_class]
 
     def write(
         self,

@@ -26,7 +26,7 @@ from activities.facts import spread_of
 from activities.guard_rails import watch_over
 from activities.heartbeats import heartbeating
 from activities.lane_guard import LaneGuard, watching
-from activities.rendering import Templates
+from activities.rendering import Templates, validity_seconds
 from schemas.campaigns import Control, DueStretch, Stretch, StretchResult
 from schemas.kinds import (
     Channel,
@@ -254,10 +254,7 @@ class _Row:
     @property
     def key(self) -> DecisionKey:
         """Made when it is asked for: most rows are sent, and those are named by their page and id."""
-        at = self.at
-        return trusted_decision_key(
-            at.tenant, at.frozen_at, at.campaign_id, at.shard, at.page, self.row.recipient_id
-        )
+        return _key(self.at, self.row.recipient_id)
 
 
 @dataclass(slots=True)
@@ -569,7 +566,7 @@ class _Stretch:
         self, scope: ClaimScope, rows: Sequence[PageSend], result: _Result
     ) -> tuple[list[_Ready], list[_Objection]]:
         """The last look at each row, then its message: who may go, and why the others may not."""
-        ground, now = self.ground, self.lane.now()
+        now = self.lane.now()
         ready: list[_Ready] = []
         objections: list[_Objection] = []
         clear: set[tuple[object, ...] | None] = set()
@@ -580,8 +577,7 @@ class _Stretch:
             try:
                 like = None if _spoken_against(row) else (row.zone, row.not_before, row.not_after)
                 if like not in clear:
-                    key = ground.key(scope.shard, scope.page, row.recipient_id)
-                    move = self._objection(row, key, now)
+                    move = self._objection(row, _key(scope, row.recipient_id), now)
                     if move is not None:
                         objections.append(_Objection(row, scope, move))
                         continue
@@ -618,7 +614,7 @@ class _Stretch:
                 shard=scope.shard,
                 page=scope.page,
                 date=now,
-                validity_seconds=max(1, min(36_000, int((ground.ends_at - now).total_seconds()))),
+                validity_seconds=validity_seconds(ground.ends_at, now),
             )
         )
 
@@ -707,7 +703,7 @@ class _Stretch:
         said = str(e)[:200] if isinstance(e, RenderError) else type(e).__name__
         log.warning("a recipient's message could not be made", extra={"error": said})
         state = RecipientState.FAILED
-        key = self.ground.key(scope.shard, scope.page, row.recipient_id)
+        key = _key(scope, row.recipient_id)
         return _Objection(
             row,
             scope,
@@ -1069,7 +1065,7 @@ class _Stretch:
             await self._insist(partial(lane.dead_letters.add, result.letters))
         if result.sent:
             like = Move(
-                self.ground.key(result.at.shard, result.at.page, ""),
+                _key(result.at, ""),
                 _ANY_BUT_SENT,
                 RecipientState.SENT,
                 Cause.PROOF,
@@ -1402,6 +1398,12 @@ def _redecided(decision: Decision, now: datetime) -> Move:
         rung=decision.rung if open_ else None,
         not_before=decision.not_before,
         due_at=(decision.due_at or bucket_of(now)) if open_ else None,
+    )
+
+
+def _key(at: ClaimScope, recipient_id: str) -> DecisionKey:
+    return trusted_decision_key(
+        at.tenant, at.frozen_at, at.campaign_id, at.shard, at.page, recipient_id
     )
 
 

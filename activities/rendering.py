@@ -21,7 +21,7 @@ V = TypeVar("V")
 
 _TEMPLATES_KEPT = 512
 _SMS_VALIDITY_MAX = timedelta(hours=10)
-_INTENT = {
+SMS_INTENT = {
     MessageClass.SECURITY: "otp",
     MessageClass.TRANSACTIONAL: "notifications",
     MessageClass.MARKETING: "marketing",
@@ -118,14 +118,13 @@ def outbound(
         body = rendered.text
         if content.secret is not None and content.origin is not None:
             body = sms.passcode_text(body, content.origin, content.secret)
-        validity = min(_SMS_VALIDITY_MAX, max(expires_at - date, timedelta(seconds=1)))
         return OutboundSms(
             reference=reference,
             to=address,
             sender=tenant.sms_from or senders.sms,
             body=body,
-            validity_seconds=int(validity.total_seconds()),
-            intent=_INTENT[message_class],
+            validity_seconds=validity_seconds(expires_at, date),
+            intent=SMS_INTENT[message_class],
         )
     if delivery.channel is Channel.EMAIL:
         sender = tenant.email_from or senders.email
@@ -147,6 +146,11 @@ def outbound(
             else None,
         )
     raise NoTemplate(delivery.channel)
+
+
+def validity_seconds(expires_at: datetime, now: datetime) -> int:
+    """How long a carrier may go on trying to deliver a text message."""
+    return int(min(_SMS_VALIDITY_MAX, max(expires_at - now, timedelta(seconds=1))).total_seconds())
 
 
 class UnsubscribeLinks:

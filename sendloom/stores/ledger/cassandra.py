@@ -48,7 +48,6 @@ from sendloom.stores.ledger.common import (
     by_kind,
     distinct,
     id_of,
-    next_attempt,
     taken,
 )
 from sendloom.stores.ledger.grounds import Clock, Epochs, Places
@@ -143,7 +142,7 @@ class CassandraLedger:
                 if scope.epoch is not None:
                     self._remember_epoch(scope, scope.epoch)
                 for want in todo:
-                    answers[id_of(want)] = Won(next_attempt(want), until)
+                    answers[id_of(want)] = Won(want.attempt, until)
                 return [answers[id_of(want)] for want in wants]
             found = await self._found(scope, {want.recipient_id for want in todo})
             if scope.epoch is not None:
@@ -186,13 +185,13 @@ class CassandraLedger:
         ends, begins = _BIGINT(_millis(until)), _BIGINT(_millis(now))
         for want in wants:
             row = None if found is None else found.get(id_of(want))
-            attempt, key = _SMALLINT(next_attempt(want)), _row_key(place, want)
+            attempt, key = _SMALLINT(want.attempt), _row_key(place, want)
             if row is not None and _is_ours(row, want, owner):
                 prepared = await self._prepare("renew")
                 batch.append(_bound(prepared, [ends, begins, *key, attempt, who]))
             elif (row is not None) or (found is None and not _is_first(want)):
                 prepared = await self._prepare("claim_again")
-                after = _SMALLINT(next_attempt(want) - 1)
+                after = _SMALLINT(want.attempt - 1)
                 what = [frozen, attempt, who, ends, begins, *key, after, _follows(want)]
                 batch.append(_bound(prepared, what))
             else:
@@ -720,9 +719,7 @@ def _is_first(want: Want) -> bool:
 
 
 def _is_ours(row: ClaimRow, want: Want, owner: UUID) -> bool:
-    return (
-        row.state is ClaimState.CLAIMED and row.owner == owner and row.attempt == next_attempt(want)
-    )
+    return row.state is ClaimState.CLAIMED and row.owner == owner and row.attempt == want.attempt
 
 
 def _states_followed(want: Want) -> list[ClaimState]:
@@ -731,7 +728,7 @@ def _states_followed(want: Want) -> list[ClaimState]:
 
 
 def _may_follow(row: ClaimRow, want: Want) -> bool:
-    return row.state in _states_followed(want) and row.attempt == next_attempt(want) - 1
+    return row.state in _states_followed(want) and row.attempt == want.attempt - 1
 
 
 def _follows(want: Want) -> bytes:

@@ -15,10 +15,6 @@ def id_of(want: Want) -> Id:
     return (want.recipient_id, want.send_no, want.device)
 
 
-def next_attempt(want: Want) -> int:
-    return want.attempt
-
-
 def by_kind(wants: Sequence[Want]) -> dict[tuple[bool, bool], list[Want]]:
     """By whether a retry and whether a resume is wanted. Raises ValueError for wants that make no sense."""
     groups: dict[tuple[bool, bool], list[Want]] = {}

@@ -29,7 +29,6 @@ from sendloom.stores.ledger.common import answer_of as _answer
 from sendloom.stores.ledger.common import by_kind as _by_kind
 from sendloom.stores.ledger.common import distinct as _distinct
 from sendloom.stores.ledger.common import id_of as _id
-from sendloom.stores.ledger.common import next_attempt as _attempt
 from sendloom.stores.pool import BULK, PostgresStore, Record, column, joined, joined_or_none
 from sendloom.stores.queries import load
 
@@ -127,7 +126,7 @@ class PostgresLedger(PostgresStore):
             if (row := rows[_id(want)]) is not None
             and row.state is ClaimState.CLAIMED
             and row.owner == owner
-            and row.attempt == _attempt(want)
+            and row.attempt == want.attempt
         ]:
             # The reply to our own claim was lost. Nobody called a provider on it, so it is won with a new lease.
             answers |= await self._claim_again(scope, ours, owner, lease, False, False)
@@ -169,12 +168,7 @@ class PostgresLedger(PostgresStore):
                 provider,
                 code,
             )
-            changed = 0
-            if len(batch) >= _MANY:
-                changed = await self._execute(SQL["record_all"], *args)
-            if changed < len(batch):
-                # A single one; or some were merged before, or never claimed: the upsert knows what to do with each.
-                await self._execute(SQL["record"], *args)
+            await self._record(len(batch), args)
 
     async def record_sent(
         self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
@@ -185,10 +179,14 @@ class PostgresLedger(PostgresStore):
         columns = (joined(ids), None, None, None, None, None, None)
         named = joined_or_none([sent[id] for id in ids])
         args = (*_at(scope), *columns, named, None, _SENT, 1, owner, provider, None)
+        await self._record(len(ids), args)
+
+    async def _record(self, rows: int, args: tuple[Any, ...]) -> None:
         changed = 0
-        if len(ids) >= _MANY:
+        if rows >= _MANY:
             changed = await self._execute(SQL["record_all"], *args)
-        if changed < len(ids):
+        if changed < rows:
+            # A single one; or some were merged before, or never claimed: the upsert knows what to do with each.
             await self._execute(SQL["record"], *args)
 
     async def read(self, scope: ClaimScope, wants: Sequence[Want]) -> list[ClaimRow | None]:
@@ -307,7 +305,7 @@ def _what(
         joined([want.recipient_id for want in wants]),
         None if plain else [want.send_no for want in wants],
         None if plain else [want.device for want in wants],
-        None if first else [_attempt(want) for want in wants],
+        None if first else [want.attempt for want in wants],
     )
 
 
