@@ -46,13 +46,22 @@ _OURS = frozenset({RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDI
 class TemporalWorkflows:
     """Implements `api.ports.Workflows`."""
 
-    def __init__(self, client: Client, start_within: timedelta) -> None:
+    def __init__(
+        self, client: Client, start_within: timedelta, build_id: str | None = None
+    ) -> None:
         self._client = client
         self._start_within = start_within
+        self._build_id = build_id
 
     async def start(self, row: AcceptedRow, *, again: bool = False) -> None:
         await _answering(
-            starting.start(self._client, row, again=again, rpc_timeout=self._start_within),
+            starting.start(
+                self._client,
+                row,
+                again=again,
+                rpc_timeout=self._start_within,
+                build_id=self._build_id,
+            ),
             self._start_within.total_seconds() + 0.05,
         )
 

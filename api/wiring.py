@@ -67,7 +67,9 @@ async def parts(
         if workflows is None:
             client = await connect(settings, lazy=True)
             workflows = TemporalWorkflows(
-                client, timedelta(seconds=answer_within * TEMPORALS_SHARE)
+                client,
+                timedelta(seconds=answer_within * TEMPORALS_SHARE),
+                settings.temporal.build_id,
             )
             probes["temporal"] = partial(_temporal_answers, client)
         cassandra = await opened.enter_async_context(open_cassandra(settings))

@@ -12,6 +12,7 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerDeploym
 
 from schemas.kinds import MessageClass
 from sendloom.domain.lanes import OPS_QUEUE, Lane, flow_queue
+from sendloom.platform.search_attributes import UNVERSIONED
 from workers.sandbox import fast_runner
 from workflows.campaign import CampaignWorkflow
 from workflows.catch_up import CatchUpWorkflow
@@ -57,9 +58,6 @@ OPS_ACTIVITIES = 20
 """A wake-up holds a database connection for two or three statements."""
 
 DEPLOYMENT = "sendloom"
-
-UNVERSIONED = "unversioned"
-"""Said, because otherwise the SDK hashes the code of every imported module, compiling what has no cache: 1.8 s of each start."""
 
 
 def flow_worker(
@@ -124,6 +122,7 @@ def _common(queue: str, build_id: str | None) -> dict[str, Any]:
         # Beats come every second from a timer; throttling them to 80 % of the time-out would leave no room for a slow one.
         "max_heartbeat_throttle_interval": timedelta(seconds=1),
         "default_heartbeat_throttle_interval": timedelta(seconds=1),
+        # Said, because otherwise the SDK hashes the code of every imported module, compiling what has no cache: 1.8 s of each start.
         **(
             {"build_id": UNVERSIONED}
             if build_id is None

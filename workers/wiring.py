@@ -1,7 +1,7 @@
 """Where ports meet adapters: the only file of the workers that knows both. Every lane opens what it uses for itself."""
 
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -264,12 +264,12 @@ async def ops(settings: Settings, client: Client) -> AsyncIterator[Ops]:
             campaigns=s.campaigns,
             hash_code=sealer.passcode_hash,
             claims=s.ledger,
-            start=partial(starting.start, client, rpc_timeout=START_SECONDS),
+            start=starter(settings, client),
             lock=lock,
         )
         purger = Purger(accepted=s.accepted, passcodes=s.passcodes, lock=lock)
         reaper = Reaper(lists=s.lists, lock=lock)
-        triggering = triggers(s, client)
+        triggering = triggers(settings, s, client)
         nudger = Nudger(
             schedules=s.schedules,
             fire=triggering.fire,
@@ -305,9 +305,9 @@ async def rebuild(settings: Settings, client: Client) -> AsyncIterator[Rebuild]:
             catalog=s.catalog,
             schedules=s.schedules,
             hash_code=sealer.passcode_hash,
-            start=partial(starting.start, client, again=True, rpc_timeout=START_SECONDS),
+            start=partial(starter(settings, client), again=True),
             apply=partial(scheduling.apply, client, rpc_timeout=START_SECONDS),
-            fire=triggers(s, client).fire,
+            fire=triggers(settings, s, client).fire,
             work_due=partial(starting.work_due, client, rpc_timeout=START_SECONDS),
         )
 
@@ -338,7 +338,14 @@ def connections(message_class: MessageClass) -> int:
     )
 
 
-def triggers(s: Stores, client: Client) -> TriggerActivities:
+def starter(settings: Settings, client: Client) -> Callable[..., Coroutine[Any, Any, bool]]:
+    """Starts the workflow of an accepted row."""
+    return partial(
+        starting.start, client, rpc_timeout=START_SECONDS, build_id=settings.temporal.build_id
+    )
+
+
+def triggers(settings: Settings, s: Stores, client: Client) -> TriggerActivities:
     """Also for rebuild, which fires what the loss of Temporal made late."""
     return TriggerActivities(
         schedules=s.schedules,
@@ -348,7 +355,7 @@ def triggers(s: Stores, client: Client) -> TriggerActivities:
         people=s.people,
         segments=s.segments,
         lists=s.lists,
-        start=partial(starting.start, client, rpc_timeout=START_SECONDS),
+        start=starter(settings, client),
     )
 
 

@@ -54,10 +54,12 @@ async def start(
     *,
     again: bool = False,
     rpc_timeout: timedelta | None = None,
+    build_id: str | None = None,
 ) -> bool:
     """Run the row's workflow with the stored input. False: it had been started already, which is success too.
 
-    `again` is for an operator's replay and for rebuild: a closed run of the same id is no obstacle.
+    `again` is for an operator's replay and for rebuild: a closed run of the same id is no obstacle. `build_id` is the setting
+    of the workers that will work it; None: they are not versioned.
     """
     how = _STARTS[row.kind]
     given = how.input.model_validate_json(row.workflow_input)
@@ -73,7 +75,7 @@ async def start(
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE
             if again
             else WorkflowIDReusePolicy.REJECT_DUPLICATE,
-            search_attributes=attributes_of(row),
+            search_attributes=attributes_of(row, build_id),
             priority=Priority(
                 priority_key=getattr(given, "priority", PRIORITY_DEFAULT), fairness_key=row.tenant
             ),
@@ -101,13 +103,15 @@ async def work_due(client: Client, due: DueInput, *, rpc_timeout: timedelta | No
     )
 
 
-def attributes_of(row: AcceptedRow) -> TypedSearchAttributes:
+def attributes_of(row: AcceptedRow, build_id: str | None = None) -> TypedSearchAttributes:
     """Ids and enums only: visible in plain text to anyone with namespace access."""
-    return TypedSearchAttributes(
-        [
-            SearchAttributePair(search_attributes.TENANT, row.tenant),
-            SearchAttributePair(search_attributes.KIND, row.kind),
-            SearchAttributePair(search_attributes.CLASS, row.message_class),
-            SearchAttributePair(search_attributes.CATEGORY, row.category),
-        ]
-    )
+    known: list[SearchAttributePair[Any]] = [
+        SearchAttributePair(search_attributes.TENANT, row.tenant),
+        SearchAttributePair(search_attributes.KIND, row.kind),
+        SearchAttributePair(search_attributes.CLASS, row.message_class),
+        SearchAttributePair(search_attributes.CATEGORY, row.category),
+    ]
+    if build_id is None:
+        builds = search_attributes.UNVERSIONED_BUILDS
+        known.append(SearchAttributePair(search_attributes.BUILDS, builds))
+    return TypedSearchAttributes(known)

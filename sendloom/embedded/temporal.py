@@ -21,7 +21,12 @@ DYNAMIC_CONFIG = {
     # The queue readers poll at most 20 times a second as they come, so every step waited up to 50 ms.
     "history.transferProcessorMaxPollRPS": "1000",
     "history.timerProcessorMaxPollRPS": "1000",
-    "history.visibilityProcessorMaxPollRPS": "1000",
+    # The search index, which only lists and the console read, is written twice a second: a run that ends within half a second is written
+    # there once instead of three times.
+    "history.visibilityProcessorMaxPollRPS": "2",
+    "history.visibilityTaskBatchSize": "1000",
+    # The dev server asks its database for the names of search attributes in every step. Ours are there before it starts.
+    "system.forceSearchAttributesCacheRefreshOnRead": "false",
     # Priorities and the tenant as fairness key inside a lane (LANE-5).
     "matching.useNewMatcher": "true",
     "matching.enableFairness": "true",
