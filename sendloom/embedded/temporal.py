@@ -25,6 +25,13 @@ DYNAMIC_CONFIG = {
     # there once instead of three times.
     "history.visibilityProcessorMaxPollRPS": "2",
     "history.visibilityTaskBatchSize": "1000",
+    # Few at a time: what comes in one batch must not queue up before the next step of a passcode, on the one connection to the database.
+    "history.visibilityProcessorSchedulerWorkerCount": "4",
+    # The readers go through every task since the last acknowledgement, done or not, whenever new ones come. At 30 s, the default, that grows
+    # with the square of the load: at 20 passcodes a second a sixteenth of the server's time.
+    "history.transferProcessorUpdateAckInterval": '"1s"',
+    "history.timerProcessorUpdateAckInterval": '"1s"',
+    "history.visibilityProcessorUpdateAckInterval": '"1s"',
     # The dev server asks its database for the names of search attributes in every step. Ours are there before it starts.
     "system.forceSearchAttributesCacheRefreshOnRead": "false",
     # Priorities and the tenant as fairness key inside a lane (LANE-5).
