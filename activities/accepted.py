@@ -3,6 +3,7 @@
 from temporalio import activity
 
 from activities.delivery import delivery_key
+from activities.reminders import outcome_of
 from schemas.kinds import RecipientState
 from schemas.notifications import CloseRequest, DecisionKey
 from sendloom.domain.ids import dead_letter_id
@@ -41,6 +42,8 @@ class AcceptedActivities:
         await self._accepted.close(
             request.tenant, request.id, request.outcome.model_dump(mode="json")
         )
+        if (reminder := request.reminder) is not None:
+            await self._accepted.close(reminder.tenant, reminder.id, outcome_of(reminder.view))
 
     async def _end_decision(self, request: CloseRequest) -> None:
         """Whatever ended it, also a cancel before anything was resolved, is there to be seen."""

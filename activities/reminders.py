@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from temporalio import activity
@@ -15,6 +16,7 @@ from schemas.notifications import (
     FireReminder,
     NotificationInput,
     ReminderInput,
+    ReminderView,
     ResolvedDue,
     ResolveDue,
 )
@@ -82,7 +84,11 @@ class ReminderActivities:
 
     @activity.defn(name="reminder.fire")
     async def fire(self, request: FireReminder) -> FiredReminder:
-        """Insert the notification's accepted row, once: a repeat finds the first one and its times."""
+        """Insert the notification's accepted row, once: a repeat finds the first one and its times.
+
+        Whoever inserts it sends it. A repeat cannot know whether that was a worker that died here or somebody who is at work, so
+        it goes by the one workflow a notification's id can have.
+        """
         r = request.reminder
         parent = await self._accepted.get(r.tenant, r.reminder_id)
         if parent is None or parent.closed_at is not None:
@@ -101,34 +107,33 @@ class ReminderActivities:
             priority=r.priority,
         )
         stored, existed = await self._accepted.insert_or_match(_child_row(parent, n))
-        await self._accepted.mark_started(r.tenant, n.notification_id)
         if existed:
             n = NotificationInput.model_validate_json(stored.workflow_input)
-        return FiredReminder(notification=n)
+        return FiredReminder(notification=n, in_place=not existed)
 
     @activity.defn(name="reminder.close")
     async def close(self, request: CloseReminder) -> None:
-        view = request.view
-        await self._accepted.close(
-            request.tenant,
-            request.id,
-            {
-                # "accepted" is the outcome that no later one may replace.
-                "kind": "accepted" if view.state == "sent" else view.state,
-                **view.model_dump(mode="json"),
-            },
-        )
+        await self._accepted.close(request.tenant, request.id, outcome_of(request.view))
+
+
+def outcome_of(view: ReminderView) -> dict[str, Any]:
+    """What the reminder's row is closed with."""
+    return {
+        # "accepted" is the outcome that no later one may replace.
+        "kind": "accepted" if view.state == "sent" else view.state,
+        **view.model_dump(mode="json"),
+    }
 
 
 def _instant(due: Due, now: datetime, policy: LatenessPolicy, grace: timedelta) -> ResolvedDue:
     assert due.at is not None
     if now - due.at <= grace or policy is LatenessPolicy.SEND:
-        return ResolvedDue(due_at=due.at, due=due)
+        return ResolvedDue(due_at=due.at, due=due, instant=True)
     if policy is LatenessPolicy.SKIP:
         return ResolvedDue(due_at=None, due=due)
     days = -((due.at - now) // _DAY)
     later = due.at + days * _DAY
-    return ResolvedDue(due_at=later, due=Due(at=later))
+    return ResolvedDue(due_at=later, due=Due(at=later), instant=True)
 
 
 def _child_row(parent: AcceptedRow, n: NotificationInput) -> AcceptedRow:
@@ -142,7 +147,8 @@ def _child_row(parent: AcceptedRow, n: NotificationInput) -> AcceptedRow:
         due_at=None,
         workflow_input=n.model_dump_json().encode(),
         parent_id=parent.id,
-        started_at=None,
+        # Inserted as started: the sweeper must not think that it was left.
+        started_at=n.accepted_at,
         closed_at=None,
         outcome=None,
     )

@@ -25,15 +25,15 @@ HANGING_PER_SECOND = 4
 class Passcodes:
     """Sends at a steady rate, whatever the answers; arrivals are read from the simulator's log afterwards."""
 
-    def __init__(self, s: Stack, out: Outside) -> None:
-        self._s, self._out = s, out
+    def __init__(self, s: Stack, out: Outside, per_second: float = PER_SECOND) -> None:
+        self._s, self._out, self._per_second = s, out, per_second
         self._http = httpx.AsyncClient(timeout=30)
         self._phones = iter(f"+1202555{n:04d}" for n in range(200, 10_000))
         self.accepts: list[float] = []
 
     async def prepare(self, seconds: float) -> list[str]:
         """People for so many seconds: not while anything is measured."""
-        prepared = [next(self._phones) for _ in range(int(seconds * PER_SECOND))]
+        prepared = [next(self._phones) for _ in range(int(seconds * self._per_second))]
         for phone in prepared:
             await self._put(phone)
         return prepared
@@ -45,7 +45,7 @@ class Passcodes:
         self.accepts = []
         start = time.monotonic()
         for n, phone in enumerate(prepared):
-            await asyncio.sleep(max(0.0, start + n / PER_SECOND - time.monotonic()))
+            await asyncio.sleep(max(0.0, start + n / self._per_second - time.monotonic()))
             if until is not None and until.is_set():
                 break
             begun[phone] = time.time_ns()

@@ -2,6 +2,11 @@
 
 They are accepted through the API, a number of requests in flight, all for the same moment; that moment is put after the last accept
 by what a short warm-up says accepting takes. Arrivals are the sink's. `lag` is from the moment to the arrival.
+
+- fired_by_tenths_s: when a tenth of them had left, two tenths, and so on: evenly spaced when they leave steadily.
+- out_of_order_p99: how many places apart its turn to be accepted and its turn to leave are, for 99 of 100.
+- passcode_*: two passcodes a second, before the moment and from it on: what the security lane feels.
+- cpu_ms_each: what one reminder cost from the moment on, by part; the passcodes' part of it is small.
 """
 
 import argparse
@@ -16,14 +21,19 @@ from uuid import uuid4
 
 import httpx
 
+from benchmarks.campaign import Watch
+from benchmarks.isolation import Passcodes
 from benchmarks.kill import outside
 from benchmarks.stack import machine, percentile, seed, stack
 
 IN_FLIGHT = 40
 WARM_UP = 200
-STALL_S = 600.0
-"""So long without an arrival and it is over. All that is due at once goes through each step together, so the first of 10,000
-leave minutes after the moment."""
+PASSCODES_PER_SECOND = 2.0
+IDLE_S = 15.0
+SLOWEST = 10
+"""Reminders a second: for so long there are passcodes to send beside them."""
+STALL_S = 120.0
+"""So long without an arrival and it is over."""
 
 
 class Caller:
@@ -33,6 +43,8 @@ class Caller:
         )
         self.refused = 0
         self.accept_ms: list[float] = []
+        self.turns: dict[str, int] = {}
+        """Who was accepted as which."""
 
     async def person(self, name: str) -> None:
         await self._until(
@@ -56,6 +68,7 @@ class Caller:
             )
         )  # fmt: skip
         self.accept_ms.append((time.monotonic() - begun) * 1000)
+        self.turns[f"{name}@example.com"] = len(self.turns)
         id: str = answer.json()["id"]
         return id
 
@@ -99,6 +112,11 @@ async def measure(s: Any, out: Any, count: int) -> dict[str, Any]:
     await all_at_once([lambda i=i: caller.remind(f"w{i}", far) for i in range(WARM_UP)])
     each = (time.monotonic() - begun) / WARM_UP
     caller.accept_ms.clear()
+    caller.turns.clear()
+    passcodes = Passcodes(s, out, PASSCODES_PER_SECOND)
+    await passcodes.run(await passcodes.prepare(3))
+    idle = await passcodes.run(await passcodes.prepare(IDLE_S))
+    people = await passcodes.prepare(30 + count / SLOWEST)
     due = (datetime.now(UTC) + timedelta(seconds=count * each * 1.3 + 10)).replace(microsecond=0)
     begun = time.monotonic()
     ids = await all_at_once([lambda n=n: caller.remind(n, due) for n in names])
@@ -106,17 +124,24 @@ async def measure(s: Any, out: Any, count: int) -> dict[str, Any]:
     late = datetime.now(UTC) >= due
     await asyncio.sleep(max(0.0, (due - datetime.now(UTC)).total_seconds()))
     wanted = {f"{n}@example.com" for n in names}
-    arrived: list[dict[str, Any]] = []
-    moved, seen = time.monotonic(), 0
-    while seen < count and time.monotonic() - moved < STALL_S:
-        await asyncio.sleep(0.2)
-        arrived = [a for a in out.arrivals() if a["to"] in wanted]
-        if len(arrived) > seen:
-            moved, seen = time.monotonic(), len(arrived)
+    with Watch(s) as watch:
+        over = asyncio.Event()
+        beside = asyncio.create_task(passcodes.run(people, until=over))
+        moved, seen = time.monotonic(), 0
+        while seen < count and time.monotonic() - moved < STALL_S:
+            await asyncio.sleep(0.2)
+            there = len({a["to"] for a in out.arrivals()} & wanted)
+            if there > seen:
+                moved, seen = time.monotonic(), there
+        over.set()
+        busy = await beside
     firsts: dict[str, int] = {}
-    for a in arrived:
-        firsts.setdefault(a["to"], a["t_ns"])
-    lags = [t / 1e9 - due.timestamp() for t in firsts.values()]
+    for a in out.arrivals():
+        if a["to"] in wanted:
+            firsts.setdefault(a["to"], a["t_ns"])
+    lags = sorted(t / 1e9 - due.timestamp() for t in firsts.values())
+    left = sorted(firsts, key=firsts.__getitem__)
+    apart = [abs(n - caller.turns[to]) for n, to in enumerate(left)]
     await asyncio.sleep(5)
     arrived = [a for a in out.arrivals() if a["to"] in wanted]
     missing = [i for n, i in zip(names, ids, strict=True) if f"{n}@example.com" not in firsts]
@@ -129,12 +154,28 @@ async def measure(s: Any, out: Any, count: int) -> dict[str, Any]:
         "refused_and_repeated": caller.refused,
         "accepted_after_due": late,
         "all_fired_s": round(max(lags), 1) if lags else None,
+        "fired_per_second": round(len(lags) / max(lags), 1) if lags else None,
+        "first_s": round(lags[0], 1) if lags else None,
+        "fired_by_tenths_s": [round(percentile(lags, 10 * n), 1) for n in range(1, 11)]
+        if lags
+        else [],
+        "out_of_order_p99": percentile(apart, 99) if apart else None,
         "lag_s_p50": round(percentile(lags, 50), 1) if lags else None,
         "lag_s_p99": round(percentile(lags, 99), 1) if lags else None,
         "early": sum(1 for lag in lags if lag < 0),
         "lost": count - len(firsts),
         "lost_states": [await caller.state(i) for i in missing[:5]],
         "doubled": len(arrived) - len({a["to"] for a in arrived}),
+        "passcode_idle_p50_ms": round(percentile(idle, 50)),
+        "passcode_idle_max_ms": round(max(idle)),
+        "passcode_p50_ms": round(percentile(busy, 50)),
+        "passcode_p99_ms": round(percentile(busy, 99)),
+        "passcodes": len(busy),
+        "cpu_ms_each": {
+            part: round(spent / max(1, len(firsts)) * 1000, 1)
+            for part, spent in sorted(watch.cpu_s_by_part.items(), key=lambda p: -p[1])
+            if spent > 0.5
+        },
     }
 
 

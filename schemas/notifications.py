@@ -145,6 +145,25 @@ class RecordRequest(Wire):
     owner: str
 
 
+class ReminderView(Wire):
+    """What GET answers."""
+
+    id: UUID
+    state: str
+    """scheduled | firing | sent | skipped | cancelled | … the notification's state"""
+    due_at: datetime | None = None
+    notification_id: UUID | None = None
+    reason: str | None = None
+
+
+class CloseReminder(Wire):
+    """The reminder's last step."""
+
+    tenant: str
+    id: UUID
+    view: ReminderView
+
+
 class CloseRequest(Wire):
     """The workflow's last step: close the accepted row; what ends without success becomes a dead letter."""
 
@@ -161,6 +180,8 @@ class CloseRequest(Wire):
     rung: int = 0
     send_no: int = 1
     attempt: int = 0
+    reminder: CloseReminder | None = None
+    """Whose notification this was, if its own workflow sent it: closed with it."""
 
 
 class ChannelView(Wire):
@@ -303,6 +324,8 @@ class ResolvedDue(Wire):
     due_at: datetime | None
     due: Due
     """What was asked for, or where the lateness policy moved it."""
+    instant: bool = False
+    """Nobody's zone moves it: when it comes, it need not be worked out again. Histories from before this was known say no."""
 
 
 class FireReminder(Wire):
@@ -313,26 +336,9 @@ class FireReminder(Wire):
 
 
 class FiredReminder(Wire):
-    """What to run as child; None: it was cancelled in our own store, which is asked last."""
+    """What to send; None: it was cancelled in our own store, which is asked last."""
 
     notification: NotificationInput | None
     reason: str = ""
-
-
-class ReminderView(Wire):
-    """What GET answers."""
-
-    id: UUID
-    state: str
-    """scheduled | firing | sent | skipped | cancelled | … the child's state"""
-    due_at: datetime | None = None
-    notification_id: UUID | None = None
-    reason: str | None = None
-
-
-class CloseReminder(Wire):
-    """The reminder's last step."""
-
-    tenant: str
-    id: UUID
-    view: ReminderView
+    in_place: bool = False
+    """By the reminder's own workflow, as nobody else can be driving it. Histories from before this was known say no: a child."""

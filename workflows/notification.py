@@ -1,13 +1,10 @@
 """One notification to its final state."""
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from schemas.kinds import Kind
     from schemas.notifications import CancelRequest, NotificationInput, NotificationView
-    from schemas.outcomes import Cancelled
-    from sendloom.domain.outcomes import MEANING
     from workflows.sending import Sending
 
 
@@ -30,14 +27,7 @@ class NotificationWorkflow:
 
     @workflow.update
     async def cancel(self, request: CancelRequest) -> NotificationView:
-        """Waits for the truth: a call that was being made may still turn out to have been taken."""
-        self._sending.cancel(request.reason)
-        outcome = await self._sending.finished()
-        if not isinstance(outcome, Cancelled):
-            raise ApplicationError(
-                f"too late to cancel: it is {MEANING[outcome.kind].api}", type="TooLate"
-            )
-        return self._sending.view()
+        return await self._sending.taken_back(request)
 
     @cancel.validator
     def _still_cancellable(self, request: CancelRequest) -> None:

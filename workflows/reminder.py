@@ -1,7 +1,11 @@
-"""A reminder waits for its moment, wherever it is moved to, and then is a notification."""
+"""A reminder waits for its moment, wherever it is moved to, and then is a notification.
+
+It sends that itself. A child cost three more workflow tasks, a second history and a wait in the same queue behind every other
+reminder of its moment (ADR 7).
+"""
 
 import asyncio
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from temporalio import workflow
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
@@ -34,7 +38,7 @@ with workflow.unsafe.imports_passed_through():
     from sendloom.platform import search_attributes
     from workflows import budgets, timers
     from workflows.notification import NotificationWorkflow
-    from workflows.sending import priority_of
+    from workflows.sending import Sending, priority_of
 
 SCHEDULED, FIRING, SKIPPED, CANCELLED, FIRED = (
     "scheduled",
@@ -51,12 +55,14 @@ class ReminderWorkflow:
     def __init__(self, r: ReminderInput) -> None:
         self._r = r
         self._due = r.due
+        self._instant = False
         self._asked_at = r.accepted_at
         self._deadline: timers.MovableDeadline | None = None
         self._state = SCHEDULED
         self._reason: str | None = None
         self._at_once = False
         self._notification: NotificationInput | None = None
+        self._sending: Sending | None = None
         self._asking = asyncio.Lock()
         """Each answer is also written to the row, by which a rebuild goes: one at a time, or an older one may be written last."""
 
@@ -86,7 +92,7 @@ class ReminderWorkflow:
             if resolved.due_at is None:
                 self._skip()
                 return
-            self._due = resolved.due
+            self._due, self._instant = resolved.due, resolved.instant
             self._deadline = timers.MovableDeadline(resolved.due_at)
 
     async def _wait_for_it(self) -> None:
@@ -94,31 +100,52 @@ class ReminderWorkflow:
             await self._deadline.reached(lambda: self._at_once or self._state != SCHEDULED)
 
     async def _look_again(self) -> None:
-        """Due; but the recipient's zone may have changed while it waited, or everything was down."""
+        """Due; but the recipient's zone may have changed while it waited, or everything was down.
+
+        An instant that comes when it should is asked for no more: of 10,000 that come at once each question counts.
+        """
         async with self._asking:
             if self._at_once or self._state != SCHEDULED or self._deadline is None:
                 return
             if self._deadline.moment > workflow.now():
                 return  # it was moved while we waited to ask
+            late = workflow.now() - self._deadline.moment
+            if self._instant and late <= timedelta(seconds=self._r.grace_seconds):
+                self._state = FIRING
+                return
             resolved = await self._resolve(self._due, self._asked_at)
             if self._at_once or self._state != SCHEDULED:
                 return  # an update came while we asked
             if resolved.due_at is None:
                 self._skip()
             elif resolved.due_at > workflow.now():
-                self._due = resolved.due
+                self._due, self._instant = resolved.due, resolved.instant
                 self._deadline.move(resolved.due_at)
             else:
                 self._state = FIRING
 
     async def _fire(self) -> None:
-        fired = await self._insert_child()
-        if fired.notification is None:
+        fired = await self._insert_notification()
+        n = fired.notification
+        if n is None:
             self._state, self._reason = CANCELLED, fired.reason
             return
-        self._notification = fired.notification
+        self._notification = n
+        if fired.in_place:
+            await self._send(n)
+        else:
+            await self._hand_over(n)
+
+    async def _send(self, n: NotificationInput) -> None:
+        self._sending = Sending(n)
+        await self._sending.run()
+        view = self._sending.view()
+        self._state, self._reason = view.state, view.reason
+
+    async def _hand_over(self, n: NotificationInput) -> None:
+        """There was a row already, and its own workflow is how nobody sends it beside us."""
         try:
-            child = await self._start_child(fired.notification)
+            child = await self._start_child(n)
             view = await child
             self._state, self._reason = view.state, view.reason
         except WorkflowAlreadyStartedError:
@@ -127,7 +154,7 @@ class ReminderWorkflow:
         except ChildWorkflowError:
             self._state, self._reason = "failed", "the notification's workflow was ended by hand"
 
-    async def _insert_child(self) -> FiredReminder:
+    async def _insert_notification(self) -> FiredReminder:
         return await workflow.execute_local_activity_method(
             ReminderActivities.fire,
             FireReminder(reminder=self._r, due_at=self._moment()),
@@ -157,10 +184,12 @@ class ReminderWorkflow:
         )
 
     async def _close(self) -> None:
+        ours = CloseReminder(tenant=self._r.tenant, id=self._r.reminder_id, view=self.view())
+        if self._sending is not None:
+            await self._sending.close(Kind.NOTIFICATION, ours)
+            return
         await workflow.execute_local_activity_method(
-            ReminderActivities.close,
-            CloseReminder(tenant=self._r.tenant, id=self._r.reminder_id, view=self.view()),
-            **budgets.STORE,
+            ReminderActivities.close, ours, **budgets.STORE
         )
 
     def _skip(self) -> None:
@@ -192,7 +221,7 @@ class ReminderWorkflow:
             self._refuse_unless_waiting("reschedule")
             if resolved.due_at is None:
                 raise ApplicationError("that moment has passed", type="DuePast")
-            self._due, self._asked_at = resolved.due, asked_at
+            self._due, self._instant, self._asked_at = resolved.due, resolved.instant, asked_at
             if self._deadline is None:
                 self._deadline = timers.MovableDeadline(resolved.due_at)
             else:
@@ -225,6 +254,18 @@ class ReminderWorkflow:
     @cancel.validator
     def _can_be_cancelled(self, request: CancelRequest) -> None:
         self._refuse_unless_waiting("cancel")
+
+    @workflow.update
+    async def cancel_notification(self, request: CancelRequest) -> NotificationView:
+        """Once it is being sent: for as long as what it sends could be taken back had it a workflow of its own."""
+        assert self._sending is not None, "the validator saw it"
+        return await self._sending.taken_back(request)
+
+    @cancel_notification.validator
+    def _is_sending(self, request: CancelRequest) -> None:
+        if self._sending is None:
+            raise ApplicationError("too late to cancel: it is not sent from here", type="TooLate")
+        self._sending.refuse_if_too_late()
 
     def _refuse_unless_waiting(self, what: str) -> None:
         if self._state != SCHEDULED or self._at_once:

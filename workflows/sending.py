@@ -12,7 +12,9 @@ with workflow.unsafe.imports_passed_through():
     from activities.delivery import DeliveryActivities
     from schemas.kinds import Kind, MessageClass, RecipientState
     from schemas.notifications import (
+        CancelRequest,
         ChannelView,
+        CloseReminder,
         CloseRequest,
         NoRung,
         NotificationInput,
@@ -147,6 +149,20 @@ class Sending:
         if self._call is not None:
             self._call.cancel()
 
+    async def taken_back(self, request: CancelRequest) -> NotificationView:
+        """Waits for the truth: a call that was being made may still turn out to have been taken.
+
+        Raises:
+            ApplicationError: `TooLate`.
+        """
+        self.cancel(request.reason)
+        outcome = await self.finished()
+        if not isinstance(outcome, Cancelled):
+            raise ApplicationError(
+                f"too late to cancel: it is {MEANING[outcome.kind].api}", type="TooLate"
+            )
+        return self.view()
+
     async def finished(self) -> Outcome:
         await workflow.wait_condition(lambda: self._outcome is not None)
         assert self._outcome is not None
@@ -198,7 +214,7 @@ class Sending:
             summary="repeat the record",
         )
 
-    async def close(self, kind: Kind) -> None:
+    async def close(self, kind: Kind, reminder: CloseReminder | None = None) -> None:
         """The last step: the accepted row gets its outcome, and what ended without success a dead letter."""
         outcome = await self.finished()
         for recording in self._recording:
@@ -219,6 +235,7 @@ class Sending:
                 rung=self._on.rung if self._on else 0,
                 send_no=self._on.delivery.send_no if self._on else self._send_no,
                 attempt=self._sent.attempt if self._sent else 0,
+                reminder=reminder,
             ),
             **budgets.STORE,
         )

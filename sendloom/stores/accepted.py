@@ -45,6 +45,7 @@ class PostgresAccepted(PostgresStore):
             row.accepted_at,
             row.due_at,
             row.expires_at,
+            row.started_at,
         )
         if inserted:
             return row, False

@@ -5,8 +5,8 @@ tenant, id, mode, kind, idempotency_key, body_hmac, message_class, category, rec
 -- name: insert
 -- Without a target, so that every unique index decides: one that is not named raises when two come at once.
 INSERT INTO accepted (tenant, id, mode, kind, idempotency_key, body_hmac, message_class, category, recipient_id, correlation_id,
-                      parent_id, workflow_input, content, accepted_at, due_at, expires_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+                      parent_id, workflow_input, content, accepted_at, due_at, expires_at, started_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
 ON CONFLICT DO NOTHING
 RETURNING true
 
