@@ -30,7 +30,7 @@ IN_FLIGHT = 40
 WARM_UP = 200
 PASSCODES_PER_SECOND = 2.0
 IDLE_S = 15.0
-SLOWEST = 10
+SLOWEST = 20
 """Reminders a second: for so long there are passcodes to send beside them."""
 STALL_S = 120.0
 """So long without an arrival and it is over."""

@@ -52,6 +52,14 @@ STICKY = {
 WORKFLOW_POLLERS = 10
 """Half of them for workflows that nobody has cached: of the SDK's five one would be, and a burst of new passcodes would wait
 for it in the server's backlog, from which it comes back seconds late."""
+WORKFLOW_TASKS = {
+    # As many as are not waiting for each other anyway: a core carries some hundred tasks a second of 50 ms each. Of what is
+    # due at once the rest waits in Temporal, in order, and Temporal has time for a passcode.
+    MessageClass.SECURITY: 100,
+    MessageClass.TRANSACTIONAL: 6,
+    MessageClass.MARKETING: 100,
+}
+"""Steps of workflows at once, in one process."""
 FLOW_ACTIVITIES = 100
 LOCAL_ACTIVITIES = 200
 OPS_ACTIVITIES = 20
@@ -80,6 +88,7 @@ def flow_worker(
         activities=activities,
         workflow_runner=fast_runner(),
         max_cached_workflows=cached_workflows,
+        max_concurrent_workflow_tasks=WORKFLOW_TASKS[message_class],
         max_concurrent_activities=FLOW_ACTIVITIES,
         max_concurrent_local_activities=LOCAL_ACTIVITIES,
         sticky_queue_schedule_to_start_timeout=STICKY[message_class],

@@ -21,6 +21,8 @@ DYNAMIC_CONFIG = {
     # The queue readers poll at most 20 times a second as they come, so every step waited up to 50 ms.
     "history.transferProcessorMaxPollRPS": "1000",
     "history.timerProcessorMaxPollRPS": "1000",
+    # Of reminders that are due at once the server began 512 together, and a passcode's start waited for seconds behind them.
+    "history.timerProcessorSchedulerWorkerCount": "8",
     # The search index, which only lists and the console read, is written twice a second: a run that ends within half a second is written
     # there once instead of three times.
     "history.visibilityProcessorMaxPollRPS": "2",
