@@ -4,6 +4,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
+from activities.reminders import FIRE
 from api import accept
 from api.accept import Ask, Found
 from api.deps import IdempotencyKey, Parts, PartsDep, Reader, Sender
@@ -19,6 +20,7 @@ from schemas.api import (
 )
 from schemas.kinds import Kind
 from schemas.notifications import NotificationInput
+from sendloom.domain.ids import child_id
 from sendloom.errors import Refusal
 from sendloom.ports import AcceptedRow
 
@@ -98,7 +100,17 @@ async def cancel(id: UUID, body: CancelBody, caller: Sender, parts: PartsDep) ->
     """Take it back. Refused as `too_late` when it has left, or has ended."""
     row = await find_row(parts, caller, Kind.NOTIFICATION, id)
     try:
-        await parts.workflows.cancel_notification(id, body.reason, caller.actor)
+        await _take_back(parts, row, body.reason, caller.actor)
     except (TooLate, Gone) as e:
         raise Refusal("too_late", str(e) or "it has ended", status=409) from None
     return await message_status(parts, row)
+
+
+async def _take_back(parts: Parts, row: AcceptedRow, reason: str, by: str) -> None:
+    """A reminder's is sent by the reminder's workflow, unless somebody started it again by itself."""
+    try:
+        await parts.workflows.cancel_notification(row.id, reason, by)
+    except Gone:
+        if row.parent_id is None or row.id != child_id(row.parent_id, FIRE):
+            raise
+        await parts.workflows.cancel_fired(row.parent_id, reason, by)

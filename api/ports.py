@@ -64,6 +64,14 @@ class Workflows(Protocol):
         """
         ...
 
+    async def cancel_fired(self, reminder_id: UUID, reason: str, by: str) -> None:
+        """The notification that a reminder's own workflow sends.
+
+        Raises:
+            Gone, TooLate.
+        """
+        ...
+
     async def check_passcode(self, id: UUID, code: str) -> CheckResult:
         """
         Raises:

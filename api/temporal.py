@@ -73,6 +73,14 @@ class TemporalWorkflows:
             NotificationView,
         )
 
+    async def cancel_fired(self, reminder_id: UUID, reason: str, by: str) -> None:
+        await self._update(
+            ids.reminder_workflow_id(reminder_id),
+            "cancel_notification",
+            CancelRequest(reason=reason, by=by),
+            NotificationView,
+        )
+
     async def check_passcode(self, id: UUID, code: str) -> CheckResult:
         return await self._update(
             ids.passcode_workflow_id(id), "check", CheckRequest(code=code), CheckResult

@@ -99,6 +99,7 @@ class FakeAccepted(Outage):
     def __init__(self, now: Callable[[], datetime] = lambda: START) -> None:
         super().__init__()
         self.rows: dict[tuple[str, UUID], AcceptedRow] = {}
+        self.closed: list[UUID] = []
         self._now = now
 
     async def insert_or_match(self, row: AcceptedRow) -> tuple[AcceptedRow, bool]:
@@ -115,6 +116,7 @@ class FakeAccepted(Outage):
 
     async def close(self, tenant: str, id: UUID, outcome: Mapping[str, Any]) -> None:
         await self.reach("close")
+        self.closed.append(id)
         row = self.rows[tenant, id]
         later_proof = outcome.get("kind") == "accepted"
         if row.closed_at is None or later_proof:

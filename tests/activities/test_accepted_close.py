@@ -3,12 +3,13 @@
 import pytest
 
 from schemas.kinds import Channel, Kind, RecipientState
-from schemas.notifications import CloseRequest
+from schemas.notifications import CloseReminder, CloseRequest, Due, ReminderView
 from schemas.outcomes import Accepted, Cancelled, Failed, Outcome, Undeliverable
 from sendloom.domain.outcomes import MEANING
 from sendloom.errors import StoreUnavailable
 from tests.activities.running import Sender, environment, planned
-from tests.builders import World, a_notification
+from tests.builders import World, a_notification, a_reminder
+from tests.fakes import START
 
 
 async def close(world: World, n, outcome: Outcome, **more) -> None:
@@ -91,3 +92,23 @@ async def test_the_row_is_closed_last():
     await close(world, n, Failed(provider="smtp", code="421"))
     await close(world, n, Failed(provider="smtp", code="421"))
     assert len(world.dead_letters.letters) == 1
+
+
+async def test_a_reminder_that_sent_it_is_closed_after_it():
+    world = World()
+    r, n = a_reminder(Due(at=START)), a_notification()
+    await world.accept(r)
+    await Sender(world, await planned(world, n)).send()
+    view = ReminderView(id=r.reminder_id, state="sent", notification_id=n.notification_id)
+    reminder = CloseReminder(tenant=r.tenant, id=r.reminder_id, view=view)
+    accepted = Accepted(provider="smtp", provider_message_id="m-1")
+    await close(world, n, accepted, reminder=reminder)
+    ids = (n.notification_id, r.reminder_id)
+    notification, closed = (world.accepted.rows[n.tenant, id].outcome or {} for id in ids)
+    assert (notification["kind"], closed["kind"], closed["state"]) == (
+        "accepted",
+        "accepted",
+        "sent",
+    )
+    # As long as the first is open, the second says that there is something to do.
+    assert list(world.accepted.closed) == list(ids)

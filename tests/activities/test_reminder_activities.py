@@ -133,6 +133,14 @@ async def test_a_local_reminder_that_is_late_goes_out_late():
     assert resolved.due_at <= world.clock.at
 
 
+@pytest.mark.parametrize(
+    ("due", "instant"),
+    [(Due(at=START + timedelta(hours=3)), True), (Due(local="2026-03-02T16:00"), False)],
+)
+async def test_only_what_no_zone_moves_is_an_instant(due, instant):
+    assert (await resolve(World(), a_reminder(due))).instant is instant
+
+
 async def test_the_rows_due_time_follows():
     world = World()
     due = START + timedelta(hours=3)
@@ -149,15 +157,19 @@ async def test_firing_twice_is_one_notification_with_one_set_of_times():
     await world.accept(r)
     first = await fire(world, r)
     world.clock.advance(timedelta(minutes=1))
-    assert await fire(world, r) == first
+    second = await fire(world, r)
     n = first.notification
+    assert second.notification == n
+    # Whoever inserted the row sends it; a repeat cannot know who that was.
+    assert (first.in_place, second.in_place) == (True, False)
     assert n is not None
     assert n.notification_id == child_id(r.reminder_id, "fire")
     assert (n.accepted_at, n.expires_at) == (START, START + timedelta(minutes=10))
     row = world.accepted.rows[r.tenant, n.notification_id]
     assert (row.kind, row.parent_id) == (Kind.NOTIFICATION, r.reminder_id)
     # The sweeper must not think that it was left.
-    assert row.started_at is not None
+    assert row.started_at == START
+    assert "mark_started" not in world.accepted.calls, "it could be swept in between"
     assert row.content == world.accepted.rows[r.tenant, r.reminder_id].content
 
 

@@ -22,6 +22,8 @@ class FakeWorkflows:
         self.signals: list[tuple[UUID, str, ControlSignal]] = []
         self.rescheduled: list[tuple[UUID, Due]] = []
         self.cancelled: list[UUID] = []
+        self.taken_back: list[UUID] = []
+        """Reminders whose notification was."""
         self.due: list[DueInput] = []
         self.schedules: list[ScheduleRow] = []
         self.ended: set[UUID] = set()
@@ -43,6 +45,10 @@ class FakeWorkflows:
     async def cancel_notification(self, id: UUID, reason: str, by: str) -> None:
         self._running(id)
         self.cancelled.append(id)
+
+    async def cancel_fired(self, reminder_id: UUID, reason: str, by: str) -> None:
+        self._running(reminder_id)
+        self.taken_back.append(reminder_id)
 
     async def check_passcode(self, id: UUID, code: str) -> CheckResult:
         """The check itself is an activity's; without a worker the workflow is as good as gone."""

@@ -206,5 +206,28 @@ async def test_once_it_has_become_a_notification_it_tells_what_became_of_that(
     await parts.accepted.close(account.tenant, child.id, {"kind": "expired", "reason": "ttl"})
     shown = (await account.get(said["status_url"])).json()
     assert (shown["state"], shown["reason"]) == ("expired", "ttl")
+    # Nobody runs the notification by itself: the reminder's workflow sends it, and takes it back.
+    url = f"/v1/notifications/{child.id}/cancel"
+    assert (await account.post(url, {"reason": "wrong day"})).status_code == 200
+    assert (workflows.taken_back, workflows.cancelled) == ([row.id], [])
     workflows.ended.add(row.id)
+    assert code_of(await account.post(url, {})) == (409, "too_late")
     assert code_of(await account.post(f"{said['status_url']}/cancel", {})) == (409, "too_late")
+
+
+async def test_only_a_reminders_notification_is_asked_of_its_parent(
+    account: Account, parts: Parts, workflows: FakeWorkflows
+):
+    """A schedule's is not: a workflow of the schedule's id would be somebody else's."""
+    from dataclasses import replace
+
+    from schemas.kinds import Kind
+
+    said = (await account.post("/v1/reminders", reminder({"local": FAR}), key="r")).json()
+    row = await parts.accepted.get(account.tenant, UUID(said["id"]))
+    assert row is not None
+    other = replace(row, id=child_id(row.id, "other"), kind=Kind.NOTIFICATION, parent_id=row.id)
+    await parts.accepted.insert_or_match(replace(other, idempotency_key="other"))
+    refused = await account.post(f"/v1/notifications/{other.id}/cancel", {})
+    assert code_of(refused) == (409, "too_late")
+    assert workflows.taken_back == []

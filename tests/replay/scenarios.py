@@ -17,6 +17,7 @@ from schemas.notifications import (
     CancelRequest,
     CheckRequest,
     Due,
+    FireReminder,
     RescheduleRequest,
     ResendRequest,
     SendNowRequest,
@@ -31,6 +32,7 @@ from sendloom.domain.ids import (
     shard_workflow_id,
 )
 from sendloom.domain.lanes import OPS_QUEUE
+from tests.activities.running import environment
 from tests.builders import (
     CODE,
     SECURITY,
@@ -144,11 +146,26 @@ async def passcode_cancelled(env: WorkflowEnvironment) -> Handles:
 
 
 async def reminder_sent(env: WorkflowEnvironment) -> Handles:
+    """The histories `reminder-sent` and `reminder-notification` are from when every notification was a child."""
     async with skipping(env, World(), TRANSACTIONAL, cached=100) as r:
         handle = await r.start(await _in(r, 6))
+        await r.ended(handle)
+    return {"reminder-sent-in-place": handle}
+
+
+async def reminder_handed_over(env: WorkflowEnvironment) -> Handles:
+    """Somebody inserted the notification before, so its own workflow sends it."""
+    world = World()
+    async with skipping(env, world, TRANSACTIONAL, cached=100) as r:
+        reminder = await _in(r, 6)
+        row = await world.accept(reminder)
+        await environment().run(
+            world.reminding().fire, FireReminder(reminder=reminder, due_at=reminder.due.at)
+        )
+        handle = await r.start_row(row)
         view = await r.ended(handle)
         child = env.client.get_workflow_handle(notification_workflow_id(view.notification_id))
-    return {"reminder-sent": handle, "reminder-notification": child}
+    return {"reminder-handed-over": handle, "reminder-handed-over-notification": child}
 
 
 async def reminder_moved(env: WorkflowEnvironment) -> Handles:
@@ -161,7 +178,7 @@ async def reminder_moved(env: WorkflowEnvironment) -> Handles:
         await handle.execute_update("reschedule", RescheduleRequest(due=later))
         await handle.execute_update("send_now", SendNowRequest())
         await r.ended(handle)
-    return {"reminder-moved": handle}
+    return {"reminder-moved-sent-in-place": handle}
 
 
 async def reminder_cancelled(env: WorkflowEnvironment) -> Handles:
@@ -232,6 +249,7 @@ SCENARIOS = {
         passcode,
         passcode_cancelled,
         reminder_sent,
+        reminder_handed_over,
         reminder_moved,
         reminder_cancelled,
         trigger,

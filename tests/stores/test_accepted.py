@@ -28,6 +28,14 @@ async def test_a_new_row_is_inserted_and_a_repeat_finds_the_first_content(
     assert await stores.accepted.get(world.tenant, row.id) == row
 
 
+async def test_a_row_can_be_inserted_as_started(stores: Stores, world: World) -> None:
+    """What is driven already when it is inserted: there is no moment in which the sweeper could think that it was left."""
+    row = an_accepted(world.tenant, started_at=NOW)
+    await stores.accepted.insert_or_match(row)
+    assert await stores.accepted.get(world.tenant, row.id) == row
+    assert row.id not in {found.id for found in await stores.accepted.unstarted(ZERO, 10_000)}
+
+
 async def test_the_same_key_with_another_body_is_refused(stores: Stores, world: World) -> None:
     row = an_accepted(world.tenant)
     await stores.accepted.insert_or_match(row)

@@ -21,7 +21,7 @@ from schemas.kinds import Kind, MessageClass
 from schemas.notifications import NotificationView, ReminderView
 from schemas.wire import Wire
 from sendloom.domain.lanes import flow_queue, lanes_of
-from sendloom.platform.search_attributes import ALL
+from sendloom.platform.search_attributes import ALL, BUILDS
 from sendloom.ports import AcceptedRow
 from tests.builders import World
 from workers.sandbox import strict_runner
@@ -106,9 +106,10 @@ async def running(
     *,
     time: Time = wall_clock,
     cached: int = 0,
+    steps: int | None = None,
     env: WorkflowEnvironment | None = None,
 ) -> AsyncIterator[Running]:
-    """Workers for one class. Without cached workflows every task replays from the start, which finds hidden state."""
+    """Workers for one class; `steps`: so many of its workflows' at once. Without cached workflows every task replays from the start, which finds hidden state."""
     world.clock.at = await time()
     delivery, closing = world.delivery(), world.closing()
     checking, reminding = world.checking(), world.reminding()
@@ -132,6 +133,7 @@ async def running(
             ],
             workflow_runner=strict_runner(),
             max_cached_workflows=cached,
+            max_concurrent_workflow_tasks=steps,
             # A bug must fail the test at once instead of being retried for ever.
             workflow_failure_exception_types=[Exception],
             **how,
@@ -148,11 +150,14 @@ async def running(
 
 
 async def register_search_attributes(env: WorkflowEnvironment) -> None:
-    """As `sendloom temporal setup` does."""
+    """As `sendloom temporal setup` does; and Temporal's own, which the server that skips time does not have."""
     await env.client.operator_service.add_search_attributes(
         AddSearchAttributesRequest(
             namespace=env.client.namespace,
-            search_attributes={a.name: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD for a in ALL},
+            search_attributes={
+                **{a.name: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD for a in ALL},
+                BUILDS.name: IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD_LIST,
+            },
         )
     )
 

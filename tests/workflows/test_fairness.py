@@ -13,15 +13,17 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.common import Priority
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from activities.reminders import ReminderActivities
 from schemas.campaigns import CampaignInput, DueInput, DueStretch, Stretch, StretchResult
 from schemas.kinds import Channel, Kind, Mode
+from schemas.notifications import Due, FiredReminder, FireReminder, ReminderView
 from sendloom.domain.ids import campaign_workflow_id, due_workflow_id
 from sendloom.domain.lanes import lane_for
-from tests.builders import TRANSACTIONAL, World, a_notification, accepted_row
+from tests.builders import TRANSACTIONAL, World, a_notification, a_reminder, accepted_row
 from tests.fakes import ScriptedProvider
 from tests.workflows.campaign_world import MARKETING, CampaignWorld, serving
-from tests.workflows.running import PATIENCE, eventually, running
-from workflows.starting import start, work_due
+from tests.workflows.running import PATIENCE, eventually, running, wall_clock
+from workflows.starting import start, work_due, workflow_id_of
 
 FLOOD, FEW = 300, 5
 
@@ -202,3 +204,53 @@ async def test_lane5_a_single_message_is_sent_under_its_tenant_and_priority(
         n = a_notification(accepted_at=await r.now(), priority=2)
         await asyncio.wait_for((await r.start(n)).result(), 30)
     assert came == [Priority(priority_key=2, fairness_key=n.tenant)]
+
+
+# --- many at once ---------------------------------------------------------------------------------------------------------
+
+
+class FirstOut(World):
+    """Holds the last reminders' first step until a mail has left, as long as whoever waits for a step is willing to."""
+
+    HELD_FROM = 12
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.begun = 0
+
+    def reminding(self) -> ReminderActivities:
+        world, usual = self, super().reminding()
+
+        class Reminding(ReminderActivities):
+            @activity.defn(name="reminder.fire")
+            async def fire(self, request: FireReminder) -> FiredReminder:
+                world.begun += 1
+                if world.begun >= world.HELD_FROM:
+                    await world.email.called.wait()
+                return await usual.fire(request)
+
+        return Reminding(accepted=self.accepted, people=self.people, catalog=self.catalog)
+
+
+async def test_rem5_of_many_reminders_due_at_once_the_first_leave_before_the_last_have_begun(
+    temporal_client: Client,
+):
+    """One step at a time. Were all to take their first step before any takes its second, nothing would ever leave here."""
+    world = FirstOut()
+    now = await wall_clock()
+    reminders = [a_reminder(Due(at=now), accepted_at=now) for _ in range(2 * FirstOut.HELD_FROM)]
+    rows = [await world.accept(reminder) for reminder in reminders]
+    for row in rows:
+        await start(temporal_client, row)
+    async with running(temporal_client, world, TRANSACTIONAL, steps=1) as r:
+        async with asyncio.timeout(PATIENCE):
+            await world.email.called.wait()
+        begun = world.begun
+        handles = [
+            r.client.get_workflow_handle(workflow_id_of(row), result_type=ReminderView)
+            for row in rows
+        ]
+        views = await asyncio.wait_for(asyncio.gather(*(h.result() for h in handles)), PATIENCE)
+    assert begun <= FirstOut.HELD_FROM
+    assert {view.state for view in views} == {"sent"}
+    assert len(world.email.sent) == len(reminders), "none lost, none doubled"

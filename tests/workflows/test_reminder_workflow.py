@@ -5,25 +5,29 @@ import contextlib
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from temporalio.client import WorkflowUpdateFailedError
+from temporalio.client import WorkflowExecutionStatus, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import WorkflowEnvironment
 
-from schemas.kinds import LatenessPolicy
+from schemas.kinds import Channel, LatenessPolicy, RecipientState
 from schemas.messages import OutboundEmail
 from schemas.notifications import (
     CancelRequest,
     Due,
+    FireReminder,
     ReminderInput,
     ReminderView,
     RescheduleRequest,
     SendNowRequest,
 )
-from sendloom.domain.ids import child_id
-from tests.builders import TRANSACTIONAL, World, a_person, a_reminder
+from sendloom.domain.ids import child_id, notification_workflow_id
+from tests.activities.running import environment
+from tests.builders import TRANSACTIONAL, World, a_person, a_reminder, a_tenant
 from tests.workflows.running import another_client, eventually
 from tests.workflows.running import skipping as uncached
 from workflows.reminder import ReminderWorkflow
@@ -187,6 +191,109 @@ async def test_send_now_sends_now_and_only_once(env: WorkflowEnvironment):
         assert view.notification_id == child_id(reminder.reminder_id, "fire")
         assert (await r.ended(handle)).state == "sent"
     assert len(world.email.sent) == 1
+
+
+async def test_it_sends_by_itself_what_nobody_else_can_be_sending(env: WorkflowEnvironment):
+    """A child would wait behind every other reminder of its moment."""
+    world = World()
+    async with skipping(env, world, TRANSACTIONAL) as r:
+        handle = await r.start(await in_(r, 1))
+        view = await r.ended(handle)
+        assert view.notification_id is not None
+        own = env.client.get_workflow_handle(notification_workflow_id(view.notification_id))
+        with pytest.raises(RPCError) as e:
+            await own.describe()
+    assert e.value.status is RPCStatusCode.NOT_FOUND
+    assert view.state == "sent"
+    # The notification first: a reminder that is open says that there is something to do.
+    assert world.accepted.closed == [view.notification_id, view.id]
+
+
+async def test_a_notification_that_was_there_already_is_sent_by_its_own_workflow(
+    env: WorkflowEnvironment,
+):
+    """A worker died after it had inserted it, or a sweeper is at work: one workflow of that id is how nobody sends it twice."""
+    world = World()
+    async with skipping(env, world, TRANSACTIONAL) as r:
+        reminder = await in_(r, 1)
+        row = await world.accept(reminder)
+        await _fired(world, reminder)
+        view = await r.ended(await r.start_row(row))
+        assert view.notification_id is not None
+        own = env.client.get_workflow_handle(notification_workflow_id(view.notification_id))
+        assert (await own.describe()).status is WorkflowExecutionStatus.COMPLETED
+    assert view.state == "sent"
+    assert len(world.email.sent) == 1
+
+
+async def test_a_notification_that_somebody_sends_already_is_left_to_them(
+    env: WorkflowEnvironment,
+):
+    world = World()
+    world.email.holds = asyncio.Event()
+    async with skipping(env, world, TRANSACTIONAL) as r:
+        reminder = await in_(r, 0)
+        row = await world.accept(reminder)
+        id = await _fired(world, reminder)
+        other = await r.start_row(world.accepted.rows[reminder.tenant, id])
+        await world.email.called.wait()
+        view = await (await r.start_row(row)).result()
+        assert (view.state, view.notification_id) == ("fired", id)
+        world.email.holds.set()
+        await r.ended(other)
+    assert len(world.email.sent) == 1
+
+
+async def _fired(world: World, reminder: ReminderInput) -> UUID:
+    """By somebody else, before."""
+    request = FireReminder(reminder=reminder, due_at=due_of(reminder))
+    n = (await environment().run(world.reminding().fire, request)).notification
+    assert n is not None
+    return n.notification_id
+
+
+async def test_what_it_sends_can_be_taken_back_as_long_as_any_notification_can(
+    env: WorkflowEnvironment,
+):
+    world = World()
+    async with skipping(env, world, TRANSACTIONAL) as r:
+        reminder = await in_(r, 6)
+        handle = await r.start(reminder)
+        with pytest.raises(WorkflowUpdateFailedError) as e:
+            await handle.execute_update(ReminderWorkflow.cancel_notification, CancelRequest())
+        assert refusal(e) == "TooLate"
+        due = due_of(reminder)
+        world.set_category(TRANSACTIONAL, quiet_hours=True, ladder=(Channel.EMAIL,))
+        world.catalog.tenants[reminder.tenant] = a_tenant(
+            quiet_start=(due - HOUR).time().replace(microsecond=0),
+            quiet_end=(due + HOUR).time().replace(microsecond=0),
+        )
+        await env.sleep(6 * HOUR)
+        await eventually(lambda: bool(world.decisions.decisions))
+        assert world.decisions.only().state is RecipientState.DEFERRED
+        view = await handle.execute_update(
+            ReminderWorkflow.cancel_notification, CancelRequest(reason="wrong day")
+        )
+        assert (view.state, view.reason) == (RecipientState.CANCELLED, "wrong day")
+        ended = await r.ended(handle)
+    assert (ended.state, ended.reason) == ("cancelled", "wrong day")
+    assert world.email.sent == []
+    for id in (view.id, reminder.reminder_id):
+        assert (world.accepted.rows[reminder.tenant, id].outcome or {})["kind"] == "cancelled"
+
+
+@pytest.mark.parametrize(("local", "asked"), [(False, 1), (True, 2)])
+async def test_only_what_a_zone_may_move_is_worked_out_again_when_it_is_due(
+    env: WorkflowEnvironment, local: bool, asked: int
+):
+    world = World()
+    async with skipping(env, world, TRANSACTIONAL) as r:
+        now = await r.now()
+        at = (now + 2 * HOUR).replace(microsecond=0)
+        due = Due(local=at.replace(tzinfo=None).isoformat()) if local else Due(at=at)
+        view = await r.ended(await r.start(a_reminder(due, accepted_at=now)))
+    assert view.state == "sent"
+    assert world.accepted.calls.count("set_due") == asked
 
 
 async def test_it_says_clearly_when_it_is_too_late(env: WorkflowEnvironment):
