@@ -82,6 +82,14 @@ class Ground:
             self.row.tenant, self.frozen_at, self.row.campaign_id, shard, page, recipient_id
         )
 
+    def skips_quiet_hours(self, person: Person) -> bool:
+        """Nobody knows when this person sleeps (POL-3)."""
+        policy = self.policy
+        return (
+            len(policy.silences) > len(policy.silences_without_zone)
+            and zone_or_default(person.zone, self.tenant.default_zone)[1]
+        )
+
     def decide(
         self, key: DecisionKey, person: Person, now: datetime, from_rung: int = 0
     ) -> tuple[Decision, list[CapUse]]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -45,6 +45,7 @@ from sendloom.domain.lanes import lane_for
 from sendloom.domain.rendering import RenderError
 from sendloom.errors import Fenced, Refusal, Transient
 from sendloom.platform.metrics import campaign as metrics
+from sendloom.platform.metrics import delivery as sends
 from sendloom.ports import (
     AcceptedStore,
     Audiences,
@@ -228,13 +229,19 @@ class CampaignActivities:
     async def approval(self, ref: CampaignRef) -> Approval:
         """Whether the row says that a second person has agreed; a signal alone proves nothing."""
         row = await self._row(ref)
-        if row.approved_by is not None:
-            return Approval(approved=True)
+        control = await self._control(ref)
+        if row.approved_by is not None or control.state is ControlState.CANCELLED:
+            return Approval(approved=row.approved_by is not None, control=control)
         if row.expires_at is not None and row.expires_at <= self._now():
             detail = {"detail": "nobody approved it before it expired"}
             await self._end(row, CampaignPhase.FAILED, NOT_APPROVED, detail)
             return Approval(approved=False, refused=NOT_APPROVED)
-        return Approval(approved=False)
+        return Approval(approved=False, control=control)
+
+    @activity.defn(name="campaign.control")
+    async def control(self, ref: CampaignRef) -> Control:
+        """What the control row says, for who has nobody to hear it from."""
+        return await self._control(ref)
 
     @activity.defn(name="campaign.show_phase")
     async def show_phase(self, change: PhaseChange) -> None:
@@ -365,6 +372,7 @@ class CampaignActivities:
                 self._decide(ground, shard, page, p.recipient_id, p, now) for p in people.people
             ]
             if all(d.state in _ALIKE for d, _ in like) and await self._insert_page(people, like):
+                _note_unknown_zones(ground, people, dict(enumerate(d.state for d, _ in like)))
                 return
         decisions: list[Decision] = []
         caps: list[CapUse] = []
@@ -381,6 +389,8 @@ class CampaignActivities:
             )
         for state in {d.state for d in stored}:
             metrics.record_planned(state, sum(1 for d in stored if d.state is state))
+        states = zip(people.cohorts, (d.state for d in decisions), strict=True)
+        _note_unknown_zones(ground, people, dict(states))
 
     def _decide(
         self,
@@ -613,6 +623,19 @@ class CampaignActivities:
         await self._accepted.close(
             row.tenant, row.campaign_id, {"kind": phase.value, "reason": reason, **more}
         )
+
+
+def _note_unknown_zones(
+    ground: Ground, people: PagePeople, states: Mapping[int, RecipientState]
+) -> None:
+    """Of those who are written to. What a cohort came to is what each of it came to."""
+    blind = {
+        cohort
+        for cohort, person in enumerate(people.people)
+        if states.get(cohort) is RecipientState.PENDING and ground.skips_quiet_hours(person)
+    }
+    if blind:
+        sends.record_zone_unknown(sum(cohort in blind for cohort in people.cohorts))
 
 
 def _letter(row: CampaignRow, decision: Decision, error: str) -> DeadLetter:

@@ -322,7 +322,8 @@ class DeliveryActivities:
             verdict = gates.decide(facts, rung)
             match verdict:
                 case gates.Chosen() as chosen:
-                    pass
+                    if chosen.zone_unknown:
+                        metrics.record_zone_unknown()
                 case gates.NoRung() | gates.Suppressed() if skipped and request.rung == 0:
                     # Not the person's doing: somebody can mend it and replay.
                     failed = Failed(

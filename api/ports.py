@@ -115,7 +115,8 @@ class Workflows(Protocol):
         ...
 
     async def signal_campaign(self, id: UUID, name: str, signal: ControlSignal) -> None:
-        """Tell the workflow of a control row that is already written. One that is gone needs no telling."""
+        """Tell the workflow of a control row that is already written. Fails for nobody: one that is gone needs no telling, and one that
+        cannot be told now is told later."""
         ...
 
     async def work_due(self, due: DueInput) -> None:

@@ -16,6 +16,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from api.errors import TemporalUnavailable
+from api.nudges import Nudges
 from api.ports import Gone, TooLate
 from schemas.campaigns import ControlSignal, DueInput
 from schemas.notifications import (
@@ -52,6 +53,11 @@ class TemporalWorkflows:
         self._client = client
         self._start_within = start_within
         self._build_id = build_id
+        self._nudges = Nudges(self._tell_campaign)
+
+    async def close(self) -> None:
+        """Nobody is told anything any more."""
+        await self._nudges.close()
 
     async def start(self, row: AcceptedRow, *, again: bool = False) -> None:
         await _answering(
@@ -120,11 +126,12 @@ class TemporalWorkflows:
         )
 
     async def signal_campaign(self, id: UUID, name: str, signal: ControlSignal) -> None:
+        # Whoever asked is to hear what the row says, and that takes time too.
+        await self._nudges.nudge(id, name, signal, self._start_within.total_seconds() / 2)
+
+    async def _tell_campaign(self, id: UUID, name: str, signal: ControlSignal) -> None:
         handle = self._client.get_workflow_handle(ids.campaign_workflow_id(id))
-        try:
-            await _answering(handle.signal(name, signal, rpc_timeout=self._start_within))
-        except Gone:
-            return
+        await _answering(handle.signal(name, signal, rpc_timeout=self._start_within))
 
     async def work_due(self, due: DueInput) -> None:
         await _answering(starting.work_due(self._client, due, rpc_timeout=self._start_within))

@@ -66,11 +66,13 @@ async def parts(
         }
         if workflows is None:
             client = await connect(settings, lazy=True)
-            workflows = TemporalWorkflows(
+            temporal = TemporalWorkflows(
                 client,
                 timedelta(seconds=answer_within * TEMPORALS_SHARE),
                 settings.temporal.build_id,
             )
+            opened.push_async_callback(temporal.close)
+            workflows = temporal
             probes["temporal"] = partial(_temporal_answers, client)
         cassandra = await opened.enter_async_context(open_cassandra(settings))
         s = ledger_stores(pool, sealer, cassandra)

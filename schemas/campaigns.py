@@ -65,6 +65,8 @@ class CampaignInput(Wire):
     shards_done: list[int] = []
     """Set only when it continues as new: shards that need not be visited again. Losing it costs a look at their cursors."""
     rolls: int = 0
+    wish: "ControlWish | None" = None
+    """What the run before had noted and not written yet."""
 
 
 class Frozen(Wire):
@@ -126,6 +128,8 @@ class Approval(Wire):
 
     approved: bool
     refused: str | None = None
+    control: "Control | None" = None
+    """Who waits for an agreement is in nobody's way: only here would it see a cancel whose signal was lost."""
 
 
 class ShardRef(Wire):

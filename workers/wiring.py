@@ -178,6 +178,7 @@ async def flow(
             campaigning.approval,
             campaigning.show_phase,
             campaigning.write_control,
+            campaigning.control,
             campaigning.plan,
             campaigning.due,
             campaigning.progress,

@@ -43,10 +43,14 @@ WINDOW = 100
 """Shards in flight. With at most 1,000 of them the history stays under 10,000 events."""
 ROLL_AT = 12_000
 """Events. Shards alone never reach it; thousands of signals do. Then the children are asked to return and it continues as new."""
+ROLL_AFTER_SIGNALS = 2_000
+"""In one run. A burst shares its workflow tasks, so it is short in events; after 10,000 signals the server takes no more for the run."""
 CHILD_LOST = timedelta(seconds=5)
 """Before a child that somebody terminated is started again."""
 CONTROL_PACE = timedelta(seconds=1)
 """After acting on control signals; what comes meanwhile is acted on together. The first of a burst is never held up."""
+WAITING_LOOK = timedelta(hours=1)
+"""At the row, while nothing else would show that a cancel's signal was lost. A month of it is some 8,000 events."""
 APPROVAL_LOOK = timedelta(seconds=30)
 APPROVAL_LOOK_LONGEST = timedelta(minutes=15)
 COUNTS_PACE = timedelta(seconds=60)
@@ -59,6 +63,7 @@ Child = ChildWorkflowHandle[Any, Any]
 @workflow.defn(name="Campaign")
 class CampaignWorkflow:
     roll_at = ROLL_AT
+    roll_after_signals = ROLL_AFTER_SIGNALS
     window = WINDOW
 
     @workflow.init
@@ -75,10 +80,12 @@ class CampaignWorkflow:
         self._control = Control(version=0, state=ControlState.RUNNING)
         self._state_version = 0
         self._rate_version = 0
-        self._wish: ControlWish | None = None
+        self._wish = c.wish
         self._being_written: ControlWish | None = None
         self._to_tell = False
         self._approval_told = False
+        self._signals = 0
+        self._much_told = False
 
         self._shards_done = set(c.shards_done)
         self._next_shard = 0
@@ -121,8 +128,9 @@ class CampaignWorkflow:
                 self._ending = True
                 await control
                 return self.progress()
-        self._phase = CampaignPhase.WAITING
-        await self._wait_until_due(launch.send_at or c.send_at)
+        if not self._rolls_in_its_phase:
+            self._phase = CampaignPhase.WAITING
+            await self._wait_until_due(launch.send_at or c.send_at)
         if not self._stopping:
             self._phase = CampaignPhase.RUNNING
             await self._send(launch.frozen)
@@ -130,12 +138,17 @@ class CampaignWorkflow:
         self._ending = True
         await control
         if closed is None:
-            # What is only noted would be lost; what the API wrote is read again by the next run.
-            while self._wish is not None:
+            # What the API wrote is read again by the next run. What is only noted goes with it: in a flood, writing it first would
+            # never come to an end.
+            while self._wish is not None and not self._much_told:
                 await self._write_wish()
             workflow.continue_as_new(
                 c.model_copy(
-                    update={"shards_done": sorted(self._shards_done), "rolls": c.rolls + 1}
+                    update={
+                        "shards_done": sorted(self._shards_done),
+                        "rolls": c.rolls + 1,
+                        "wish": self._wish,
+                    }
                 ),
             )
         return self.progress()
@@ -165,11 +178,13 @@ class CampaignWorkflow:
     @workflow.signal
     def approve(self, signal: ControlSignal | None = None) -> None:
         """A second person may have agreed: the row is looked at. By itself a signal approves nothing."""
+        self._count_signal()
         self._approval_told = True
 
     @workflow.signal
     def control_seen(self, control: Control) -> None:
         """A sender has paused the campaign, and says why."""
+        self._count_signal()
         self._heard(control)
 
     @workflow.query
@@ -204,6 +219,7 @@ class CampaignWorkflow:
 
     def _hear(self, signal: ControlSignal | None, state: ControlState | None) -> None:
         """Only notes; thousands of signals cost thousands of notes. One loop acts on what they come to."""
+        self._count_signal()
         signal = signal or ControlSignal()
         if signal.version is None:
             self._wish_for(signal, state)
@@ -218,6 +234,12 @@ class CampaignWorkflow:
                 update={"rate_per_second": signal.rate_per_second}
             )
             self._to_tell = True
+
+    def _count_signal(self) -> None:
+        self._signals += 1
+        if self._signals == self.roll_after_signals:
+            # A run that is older than this rule goes on as it began.
+            self._much_told = workflow.patched("roll-by-signals")
 
     def _wish_for(self, signal: ControlSignal, state: ControlState | None) -> None:
         """A signal from past the API. What makes no sense is ignored, because nobody could be told."""
@@ -279,11 +301,14 @@ class CampaignWorkflow:
 
     async def _serve_control(self) -> None:
         """Acts on what the signals came to, one thing after another, until the campaign ends."""
+        at_once = workflow.patched("phases-at-once")
         while True:
             await workflow.wait_condition(lambda: self._ending or self._something_to_do)
+            phase = self._phase
             if self._wish is not None:
                 await self._write_wish()
-                continue
+                if not self._much_told:
+                    continue
             if self._to_tell:
                 self._to_tell = False
                 if self._cancelled:
@@ -303,8 +328,22 @@ class CampaignWorkflow:
             if self._is_long and not self._rolling:
                 self._rolling = True
                 await self._drain()
-            with contextlib.suppress(TimeoutError):
-                await workflow.wait_condition(lambda: self._ending, timeout=CONTROL_PACE)
+            await self._pace(phase if at_once else None)
+
+    async def _pace(self, phase: CampaignPhase | None) -> None:
+        """Signals come in bursts. The story's own phases are few, and in a second a small campaign is half sent: they wait for nobody."""
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: (
+                    self._ending
+                    or (
+                        phase is not None
+                        and self._phase is not phase
+                        and self._shown != self._visible
+                    )
+                ),
+                timeout=CONTROL_PACE,
+            )
 
     @property
     def _something_to_do(self) -> bool:
@@ -317,7 +356,12 @@ class CampaignWorkflow:
 
     @property
     def _is_long(self) -> bool:
-        return workflow.info().get_current_history_length() > self.roll_at
+        return self._much_told or workflow.info().get_current_history_length() > self.roll_at
+
+    @property
+    def _rolls_in_its_phase(self) -> bool:
+        """To continue as new is nobody's business: a phase shown for it would say that preflight and approval are over."""
+        return self._rolling and workflow.patched("roll-in-its-phase")
 
     async def _write_wish(self) -> None:
         assert self._wish is not None
@@ -366,6 +410,8 @@ class CampaignWorkflow:
             approval = await workflow.execute_activity_method(
                 CampaignActivities.approval, self._ref, **budgets.STEP
             )
+            if approval.control is not None:
+                self._heard(approval.control)
             if approval.approved or approval.refused is not None:
                 return approval.refused
             await timers.until(workflow.now() + wait, lambda: self._stopping or self._approval_told)
@@ -373,8 +419,17 @@ class CampaignWorkflow:
         return None
 
     async def _wait_until_due(self, send_at: datetime | None) -> None:
-        if send_at is not None:
-            await timers.until(send_at, lambda: self._stopping)
+        if send_at is None:
+            return
+        if workflow.patched("look-while-waiting"):
+            while workflow.now() + WAITING_LOOK < send_at and not self._stopping:
+                if await timers.until(workflow.now() + WAITING_LOOK, lambda: self._stopping):
+                    self._heard(
+                        await workflow.execute_activity_method(
+                            CampaignActivities.control, self._ref, **budgets.STEP
+                        )
+                    )
+        await timers.until(send_at, lambda: self._stopping)
 
     async def _send(self, frozen: Frozen) -> None:
         """Every shard to its end, the due loop beside them, then what waits until nothing waits."""
@@ -512,6 +567,8 @@ class CampaignWorkflow:
 
     async def _settle_and_close(self, frozen: Frozen) -> CloseResult | None:
         """Settles until every recipient has a final state and the sum is the frozen size. None: it must continue as new first."""
+        if self._rolls_in_its_phase:
+            return None
         self._phase = CampaignPhase.SETTLING
         self._shards_ended = True
         while not self._rolling:

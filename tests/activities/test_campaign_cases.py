@@ -202,7 +202,11 @@ async def test_c70_twenty_ticks_while_a_batch_is_on_the_wire_hand_none_of_it_out
 async def test_c92_thirty_minutes_without_a_provider_and_all_hundred_are_sent_once_afterwards(
     stage: CampaignStage,
 ):
-    """Every moment of it they are somewhere that a worker or an operator looks at."""
+    """Every moment of it they are somewhere that a worker or an operator looks at.
+
+    A hundred are one chunk, and the buckets alone outlast half an hour. What the storm detection is for, that a provider which takes
+    nothing costs one chunk an attempt instead of the whole audience, `test_c92_a_provider_that_is_down_…` shows on 2,000.
+    """
     await stage.set_up(100)
     await stage.launch()
     await stage.plan()

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
+from prometheus_client import REGISTRY
 
 from schemas.kinds import (
     CampaignPhase,
@@ -822,6 +823,20 @@ async def test_what_catch_up_found_goes_at_half_the_rate(stage: CampaignStage):
 # --- caps and moments -----------------------------------------------------------------------------------------------------
 
 ONE_A_DAY = ({"scope": "category", "per": "day", "limit": 1},)
+
+
+async def test_at_night_who_has_no_zone_is_written_to_and_counted(stage: CampaignStage):
+    """POL-3: nobody knows when they sleep, and somebody should know how many they are."""
+    stage.clock.at = START.replace(hour=23)
+    await stage.set_up(5)
+    await stage.pool.execute("UPDATE recipients SET zone = 'UTC'")
+    await stage.pool.execute("UPDATE recipients SET zone = NULL WHERE recipient_id >= 'r000002'")
+    await stage.launch()
+    before = REGISTRY.get_sample_value("sendloom_zone_unknown_total") or 0
+    await stage.plan()
+    assert (REGISTRY.get_sample_value("sendloom_zone_unknown_total") or 0) == before + 3
+    await stage.send()
+    assert await stage.counts() == {SENT: 3, DEFERRED: 2}
 
 
 async def test_a_cap_is_used_up_when_a_deferred_message_leaves(stage: CampaignStage):

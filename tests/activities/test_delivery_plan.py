@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, time, timedelta
 
 import pytest
+from prometheus_client import REGISTRY
 
 from activities.delivery import decision_key
 from activities.facts import RecentCatalog
@@ -159,6 +160,20 @@ async def test_quiet_hours_defer_and_the_next_plan_sends():
     assert isinstance(again, Sendable)
     assert again.not_after == datetime(2026, 3, 3, 22, 0, tzinfo=UTC)
     assert world.decisions.only().state is RecipientState.PENDING
+
+
+@pytest.mark.parametrize(("zone", "counted"), [(None, 1), ("UTC", 0)])
+async def test_marketing_without_a_zone_goes_at_night_and_is_counted(
+    zone: str | None, counted: int
+):
+    world = World()
+    world.person = a_person(world.sealer, consented=frozenset({"*"}), zone=zone)
+    world.clock.at = datetime(2026, 3, 2, 12 if zone else 23, 0, tzinfo=UTC)
+    n = a_notification(message_class=MARKETING, accepted_at=world.clock.at)
+    await world.accept(n)
+    before = REGISTRY.get_sample_value("sendloom_zone_unknown_total") or 0
+    assert isinstance(await plan(world, n), Sendable)
+    assert (REGISTRY.get_sample_value("sendloom_zone_unknown_total") or 0) == before + counted
 
 
 @pytest.mark.parametrize("keeps", [False, True])

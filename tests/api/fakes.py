@@ -75,8 +75,8 @@ class FakeWorkflows:
         self.cancelled.append(id)
 
     async def signal_campaign(self, id: UUID, name: str, signal: ControlSignal) -> None:
-        self._reach()
-        self.signals.append((id, name, signal))
+        if not self.away:
+            self.signals.append((id, name, signal))
 
     async def work_due(self, due: DueInput) -> None:
         self._reach()

@@ -17,8 +17,9 @@ from api.deps import Parts
 from api.timing import ANSWER_WITHIN
 from sendloom.errors import ConfigurationError, SchemaTooOld
 from sendloom.settings import Settings, load_settings
-from tests.api.conftest import Account, code_of, notification
+from tests.api.conftest import ON_A_BUSY_MACHINE, Account, code_of, notification
 from tests.api.fakes import FakeWorkflows
+from tests.api.test_campaigns import running
 from tests.conftest import MakeSettings
 
 
@@ -48,6 +49,26 @@ async def test_updates_of_a_temporal_that_is_away_are_503(
     assert code_of(await account.post(f"{url}/cancel", {})) == (503, "temporal_unavailable")
     workflows.away = False
     assert (await account.post(f"{url}/cancel", {})).json()["state"] == "cancelled"
+
+
+async def test_c75_a_campaign_is_paused_and_cancelled_while_temporal_is_away(
+    account: Account, api_settings: Settings, parts: Parts
+):
+    """The row is what senders read; the workflow is told when it can be."""
+    id = await running(account, parts)
+    away = api_settings.model_copy(
+        update={"temporal": api_settings.temporal.model_copy(update={"address": "127.0.0.1:1"})}
+    )
+    app = create_app(away, answer_within=ON_A_BUSY_MACHINE)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as http,
+    ):
+        there = dataclasses.replace(account, http=http)
+        for what, control in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+            answer = await there.post(f"/v1/campaigns/{id}/{what}", {"reason": "typo"})
+            assert (answer.status_code, answer.json()["control"]) == (200, control)
+            assert (await parts.campaigns.control(account.tenant, id)).state == control
 
 
 assert ANSWER_WITHIN <= 1

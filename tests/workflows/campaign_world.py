@@ -53,6 +53,12 @@ from workflows.shard import ShardWorkflow
 MARKETING = MessageClass.MARKETING
 PAGE = 10
 Place = tuple[int, int, Channel]
+_UNDER_WAY = {
+    CampaignPhase.WAITING,
+    CampaignPhase.RUNNING,
+    CampaignPhase.PAUSED,
+    CampaignPhase.SETTLING,
+}
 
 
 class CampaignWorld:
@@ -155,7 +161,7 @@ class CampaignWorld:
             ),
             control=self.control,
             rate_per_second=self.rate,
-            under_way=self.under_way,
+            under_way=self.under_way or (bool(self.phases) and self.phases[-1][0] in _UNDER_WAY),
         )
 
     @activity.defn(name="campaign.preflight")
@@ -169,7 +175,11 @@ class CampaignWorld:
     @activity.defn(name="campaign.approval")
     async def approval(self, ref: CampaignRef) -> Approval:
         self.approval_looks += 1
-        return Approval(approved=self.approved, refused=self.not_approved)
+        return Approval(approved=self.approved, refused=self.not_approved, control=self.control)
+
+    @activity.defn(name="campaign.control")
+    async def look_at_control(self, ref: CampaignRef) -> Control:
+        return self.control
 
     @activity.defn(name="campaign.show_phase")
     async def show_phase(self, change: PhaseChange) -> None:
@@ -345,6 +355,7 @@ async def serving(
                 world.approval,
                 world.show_phase,
                 world.write,
+                world.look_at_control,
                 world.plan,
                 world.due,
                 world.progress,

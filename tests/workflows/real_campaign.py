@@ -42,6 +42,7 @@ async def campaign_workers(
             planning.approval,
             planning.show_phase,
             planning.write_control,
+            planning.control,
             planning.plan,
             planning.due,
             planning.progress,

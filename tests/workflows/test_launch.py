@@ -10,6 +10,7 @@ from schemas.kinds import CampaignPhase, ControlState
 from tests.conftest import TimeSkipping
 from tests.workflows.campaign_world import CampaignWorld, ended, serving, skipping
 from tests.workflows.running import PATIENCE, eventually
+from tests.workflows.short_campaign import ShortCampaign
 from workflows.campaign import CampaignWorkflow
 
 APPROVAL = PreflightReport(ok=True, approval_needed=True)
@@ -99,6 +100,46 @@ async def test_cancelled_while_it_waits_for_approval(temporal_client: Client):
     assert progress.phase is CampaignPhase.CANCELLED
     assert world.cancelled_rest == world.size
     assert not world.sent
+
+
+async def test_cancelled_while_it_waits_for_approval_and_the_signal_was_lost(
+    time_skipping: TimeSkipping,
+):
+    async with time_skipping() as env:
+        world = CampaignWorld()
+        world.report = APPROVAL
+        async with skipping(env, world):
+            handle = await world.start(env.client)
+            await eventually(lambda: world.approval_looks == 1)
+            world.write_control(ControlState.CANCELLED)
+            progress = await ended(handle)
+    assert progress.phase is CampaignPhase.CANCELLED
+    assert not world.sent
+
+
+async def test_c75_a_flood_while_it_waits_for_approval_approves_nothing(temporal_client: Client):
+    """A run that continues as new has not passed what it was in."""
+    world = CampaignWorld(shards=1)
+    world.report = APPROVAL
+    async with serving(temporal_client, world, cached=100, campaign=ShortCampaign):
+        handle = await world.start(temporal_client)
+        await eventually(lambda: world.approval_looks == 1)
+        async with asyncio.timeout(PATIENCE):
+            while (await handle.describe()).run_id == handle.first_execution_run_id:
+                await handle.signal(CampaignWorkflow.approve, ControlSignal())
+        # The next run asks again, or sends.
+        await eventually(lambda: world.preflights == 2 or bool(world.planned))
+        looks = world.approval_looks
+        await eventually(lambda: world.approval_looks > looks or bool(world.planned))
+        assert not world.planned
+        assert {phase for phase, _ in world.phases} == {
+            CampaignPhase.PREFLIGHT,
+            CampaignPhase.AWAITING_APPROVAL,
+        }
+        world.approved = True
+        await handle.signal(CampaignWorkflow.approve, ControlSignal(by="key:two"))
+        await asyncio.wait_for(handle.result(), PATIENCE)
+    assert world.everybody_once
 
 
 async def test_started_again_in_mid_flight_it_is_not_looked_over_again(temporal_client: Client):

@@ -49,6 +49,10 @@ _AWAY = Counter(
 _SUPPRESSED = Counter(
     "sendloom_suppressed_total", "Decisions not to send, by reason", ("message_class", "reason")
 )
+_ZONE_UNKNOWN = Counter(
+    "sendloom_zone_unknown_total",
+    "Marketing planned without regard to quiet hours, because the recipient has no zone",
+)
 _DEAD = Counter(
     "sendloom_dead_letters_total", "Ended without success", ("channel", "message_class")
 )
@@ -61,6 +65,11 @@ def record_outcome(channel: Channel, message_class: MessageClass, outcome: str) 
 def record_suppressed(message_class: MessageClass, reason: str) -> None:
     """`reason` is one of the gates' stable reasons."""
     _SUPPRESSED.labels(message_class, reason).inc()
+
+
+def record_zone_unknown(count: int = 1) -> None:
+    """Quiet hours that were skipped (POL-3)."""
+    _ZONE_UNKNOWN.inc(count)
 
 
 def record_call(
