@@ -34,8 +34,13 @@ LABEL = re.compile(r'(\w+)="([^"]*)"')
 def temporal_counts(s: Stack) -> Counter[str]:
     """Requests so far: `service:Operation` of what was called, `store:Operation` of what was read and written."""
     port = json.loads((s.home / "ports.json").read_text())["temporal-metrics"]
+    return counted(httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text)
+
+
+def counted(metrics: str) -> Counter[str]:
+    """Of Temporal's metrics, the sums over everything but the operation."""
     counts: Counter[str] = Counter()
-    for line in httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text.splitlines():
+    for line in metrics.splitlines():
         if found := SAMPLE.match(line):
             labels = dict(LABEL.findall(found[2]))
             kind = labels.get("service_name", "") if found[1] == "service_requests" else "store"
