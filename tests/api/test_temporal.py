@@ -181,6 +181,8 @@ async def test_reminders_are_moved_sent_now_and_cancelled_by_their_workflows(
     sent = await until(lambda: testing.get(urls[1]), lambda s: s["state"] == "sent")
     assert sent["notification"]["channels"][0]["state"] == "sent"
     assert code_of(await testing.post(f"{urls[1]}/cancel", {})) == (409, "too_late")
+    fired = f"/v1/notifications/{sent['notification']['id']}"
+    assert code_of(await testing.post(f"{fired}/cancel", {})) == (409, "too_late")
 
     one = await testing.post(f"{urls[2]}/cancel", {"reason": "booking"})
     assert (one.json()["state"], one.json()["reason"]) == ("cancelled", "booking")
