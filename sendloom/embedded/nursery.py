@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sendloom.embedded.parts import Part, Process, launch
-from sendloom.platform.priority import step_back
+from sendloom.platform.priority import give_way
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ def _become(wish: dict[str, Any]) -> NoReturn:
             stream.reconfigure(line_buffering=True)
         if wish["nice"]:
             # There is one thread; those to come inherit it.
-            step_back(os.getpid(), wish["nice"])
+            give_way(os.getpid(), wish["nice"])
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(wish["name"][:15])
         os.environ.clear()

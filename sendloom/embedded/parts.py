@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias, TypedDict
 
 from sendloom.embedded.ports import listens
 from sendloom.errors import ConfigurationError
-from sendloom.platform.priority import step_back
+from sendloom.platform.priority import give_way
 
 Probe: TypeAlias = Callable[[], bool]
 """True when ready. Quick (about a second at most), blocking, never raises."""
@@ -74,7 +74,7 @@ def launch(part: Part, log: Path, *, die_with_parent: bool = False) -> subproces
         )
     if part.nice:
         # Its threads do not exist yet, and inherit this.
-        step_back(process.pid, part.nice)
+        give_way(process.pid, part.nice)
     return process
 
 

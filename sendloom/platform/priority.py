@@ -2,27 +2,26 @@
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 
 def give_way(pid: int, nice: int) -> None:
-    """Lowers a process, and the scheduler's group of its session.
+    """Lowers a process, and the scheduler's group of its session, and makes it a batch job (SCHED_BATCH).
 
     Linux weighs sessions against each other before it looks at the processes in them (`sched_autogroup_enabled`, see
-    sched(7)), so for a process that leads its session the nice value alone changes nothing. Nothing happens when the process
-    is gone or somebody else's: this makes things smoother, never right.
+    sched(7)), so for a process that leads its session the nice value alone changes nothing. A batch job that wakes up takes the
+    processor from nobody at once: a campaign's processes, which wake each other for every mail, then work in longer runs, a fifth
+    faster, and who is not one comes first when it wakes. SCHED_IDLE kept passcodes no faster, gave way also to the campaign's own
+    database and relay, and starved beside anything else that was busy. Nothing happens when the process is gone or somebody
+    else's: this makes things smoother, never right.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpriority(os.PRIO_PROCESS, pid, nice)
+        if sys.platform == "linux":
+            os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
-
-
-def step_back(pid: int, nice: int) -> None:
-    """Gives way, and besides whoever wakes up takes its processor at once, as if it were idle (SCHED_IDLE)."""
-    give_way(pid, nice)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 def own_nice() -> int:

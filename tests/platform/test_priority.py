@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sendloom.platform.priority import give_way, is_local_postgres, step_back
+from sendloom.platform.priority import give_way, is_local_postgres
 
 
 @pytest.fixture
@@ -29,16 +29,15 @@ def test_a_process_gives_way_and_so_does_its_session(child: subprocess.Popen[byt
         assert group.read_text().strip().endswith("nice 10")
 
 
-def test_whoever_wakes_up_takes_its_processor(child: subprocess.Popen[bytes]) -> None:
-    step_back(child.pid, 10)
-    assert os.sched_getscheduler(child.pid) == os.SCHED_IDLE
+def test_it_takes_the_processor_from_nobody_at_once(child: subprocess.Popen[bytes]) -> None:
+    give_way(child.pid, 10)
+    assert os.sched_getscheduler(child.pid) == os.SCHED_BATCH
 
 
 def test_a_process_that_is_gone_is_no_error(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()
     give_way(child.pid, 10)
-    step_back(child.pid, 10)
 
 
 def test_only_a_server_on_this_machine_has_backends_here() -> None:
