@@ -14,7 +14,8 @@ class Lane:
     message_class: MessageClass
     queue: str
     activity_slots: int
-    """How many activities at once, in one process."""
+    """How many activities at once, in one process. A campaign's stretches fill the in-doubt budget three at a time; with many
+    more places one process takes two thirds of the last shards, and the other looks on while they end."""
     calls_in_flight: int
     """How many provider calls at once, over all of them, in one process. Also the in-doubt budget."""
     pool_size: int
@@ -41,7 +42,7 @@ LANES: dict[tuple[Channel, MessageClass], Lane] = {
     for lane in (
         _lane(Channel.EMAIL, _SECURITY, slots=100, calls=100, pool=4),
         _lane(Channel.EMAIL, _TRANSACTIONAL, slots=100, calls=100, pool=4),
-        _lane(Channel.EMAIL, _MARKETING, slots=8, calls=200, pool=4),
+        _lane(Channel.EMAIL, _MARKETING, slots=5, calls=200, pool=4),
         _lane(Channel.SMS, _SECURITY, slots=100, calls=100, pool=4),
         _lane(Channel.SMS, _TRANSACTIONAL, slots=100, calls=100, pool=4),
         _lane(Channel.SMS, _MARKETING, slots=8, calls=50, pool=3),
