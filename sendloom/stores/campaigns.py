@@ -5,8 +5,10 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import groupby, repeat
 from operator import itemgetter
-from typing import Any
+from typing import TypeVar
 from uuid import UUID
+
+import orjson
 
 from schemas.campaigns import Control, Counts, DueView, Frozen, SettleResult
 from schemas.kinds import (
@@ -42,11 +44,22 @@ from sendloom.stores.dead_letters import SQL as LETTERS
 from sendloom.stores.dead_letters import add_letters
 from sendloom.stores.decisions import PostgresDecisions, decision
 from sendloom.stores.lists import EMPTY
-from sendloom.stores.people import NOTHING, PostgresPeople
-from sendloom.stores.pool import ACQUIRE, BULK, STATEMENT, Pool, Record, answering, touched
+from sendloom.stores.people import NOTHING, PostgresPeople, place_of
+from sendloom.stores.pool import (
+    ACQUIRE,
+    BULK,
+    STATEMENT,
+    Pool,
+    Record,
+    answering,
+    parted,
+    touched,
+)
 from sendloom.stores.queries import load
 
 SQL = load("campaigns.sql")
+
+T = TypeVar("T")
 
 _FIRST = (-1, -1, "")
 _PAGES_AT_ONCE = 20
@@ -274,7 +287,9 @@ class PostgresCampaigns(PostgresPeople):
         places = list(zip(row["shards"], row["pages"], strict=True))
         deferred = [
             (shard, page, id)
-            for (shard, page), id, state in zip(places, row["ids"], row["states"], strict=True)
+            for (shard, page), id, state in zip(
+                places, parted(row["ids"]), row["states"], strict=True
+            )
             if state == RECIPIENT_CODE[RecipientState.DEFERRED]
         ]
         if deferred:
@@ -623,42 +638,33 @@ def _outcome(
 
 def _sends(row: Record) -> list[PageSend]:
     """Runs for every recipient of every campaign; see `people._people`."""
-    ids: list[str] = row["ids"]
-    not_befores = row["not_befores"] or repeat(row["not_before"])
-    not_afters = row["not_afters"] or repeat(row["not_after"])
-    variables = _by_id(row["l_ids"], row["l_variables"])
-    people: dict[str, tuple[str | None, str | None]] = (
-        {}
-        if row["r_ids"] is None
-        else dict(
-            zip(row["r_ids"], zip(row["r_locales"], row["r_zones"], strict=True), strict=True)
-        )
+    ids = parted(row["ids"])
+    variables = (
+        {} if row["l_ids"] is None else _mapped(row["l_ids"], orjson.loads(row["l_variables"]))
     )
-    addresses = (
-        {}
-        if row["a_ids"] is None
-        else {
-            id: Address(address_hash, sealed, verified, dead)
-            for id, address_hash, sealed, verified, dead in zip(
-                row["a_ids"],
-                row["a_hashes"],
-                row["a_sealed"],
-                row["a_verified"],
-                row["a_dead"],
-                strict=True,
-            )
-        }
+    people: dict[str, tuple[str | None, str | None]] = {}
+    if row["r_ids"] is not None:
+        places = parted(row["r_places"])
+        known = {place: place_of(place) for place in set(places)}
+        people = _mapped(row["r_ids"], map(known.__getitem__, places))
+    addresses: dict[str, Address] = {}
+    if row["a_ids"] is not None:
+        verified = row["a_verifieds"] or repeat(row["a_verified"])
+        dead = row["a_dead"] or repeat(None)
+        of_them = map(Address, row["a_hashes"], row["a_sealed"], verified, dead)
+        addresses = _mapped(row["a_ids"], of_them)
+    suppressed = (
+        {} if row["s_hashes"] is None else dict(zip(row["s_hashes"], row["s_reasons"], strict=True))
     )
-    suppressed = _by_id(row["s_hashes"], row["s_reasons"])
     opted_out = frozenset(row["p_ids"] or ())
     sends = []
     for id, attempt, send_no, reason, not_before, not_after in zip(
         ids,
-        row["attempts"],
-        row["send_nos"],
-        row["reasons"],
-        not_befores,
-        not_afters,
+        row["attempts"] or repeat(0),
+        row["send_nos"] or repeat(1),
+        row["reasons"] or repeat(None),
+        row["not_befores"] or repeat(row["not_before"]),
+        row["not_afters"] or repeat(row["not_after"]),
         strict=False,
     ):
         person = people.get(id)
@@ -684,8 +690,8 @@ def _sends(row: Record) -> list[PageSend]:
     return sends
 
 
-def _by_id(ids: Iterable[Any] | None, values: Iterable[Any]) -> dict[Any, Any]:
-    return {} if ids is None else dict(zip(ids, values, strict=True))
+def _mapped(ids: str, values: Iterable[T]) -> dict[str, T]:
+    return dict(zip(parted(ids), values, strict=True))
 
 
 def _campaign(row: Record) -> CampaignRow:

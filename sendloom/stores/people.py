@@ -8,7 +8,7 @@ from uuid import UUID
 
 from schemas.kinds import Channel
 from sendloom.ports import Address, Device, Member, PagePeople, Person
-from sendloom.stores.pool import BULK, PostgresStore, Record, joined
+from sendloom.stores.pool import BULK, PostgresStore, Record, joined, parted
 from sendloom.stores.queries import load
 
 SQL = load("people.sql")
@@ -37,7 +37,7 @@ class PostgresPeople(PostgresStore):
         ids = list(recipient_ids)
         row = await self._row(SQL["people"], tenant, category, cap_days, joined(ids))
         assert row is not None
-        people = _people(ids, PageFacts(*row))
+        people = _people(ids, PageFacts.of(*row))
         return [people[id] for id in ids]
 
     async def page_people(
@@ -47,10 +47,10 @@ class PostgresPeople(PostgresStore):
             SQL["page_people"], tenant, category, cap_days, version_id, shard, page
         )
         assert row is not None
-        ids, *facts = row
-        if ids is None:
+        joined_ids, *facts = row
+        if joined_ids is None:
             return PagePeople([], [], [])
-        found = PageFacts(*facts)
+        ids, found = parted(joined_ids), PageFacts.of(*facts)
         return _by_cohort(ids, found, await self._suppressed(tenant, found))
 
     async def _suppressed(self, tenant: str, facts: "PageFacts") -> dict[tuple[str, bytes], str]:
@@ -69,7 +69,7 @@ def _members(row: Record | None) -> list[Member]:
     ids, variables, *facts = row
     if ids is None:
         return []
-    people = _people(ids, PageFacts(*facts))
+    people = _people(ids, PageFacts.of(*facts))
     return [
         Member(id, of_them or NOTHING, people[id])
         for id, of_them in zip(ids, variables, strict=True)
@@ -77,7 +77,7 @@ def _members(row: Record | None) -> list[Member]:
 
 
 class PageFacts(NamedTuple):
-    """The columns of `facts` in people.sql: arrays side by side, None where nobody has any."""
+    """The columns of `facts` in people.sql side by side; ids are None where nobody has any."""
 
     r_ids: Sequence[str] | None
     r_locales: Sequence[str | None]
@@ -103,6 +103,44 @@ class PageFacts(NamedTuple):
     u_ids: Sequence[str] | None
     u_scopes: Sequence[str]
     u_days: Sequence[date]
+
+    @classmethod
+    def of(
+        cls,
+        r_ids: str | None, r_places: str, r_erased: Sequence[bool] | None,
+        a_ids: str | None, a_channels: str, a_hashes: Sequence[bytes], a_sealed: Sequence[bytes],
+        a_verified: Sequence[bool] | None, a_dead: Sequence[str | None] | None,
+        s_channels: Sequence[str] | None, s_hashes: Sequence[bytes], s_reasons: Sequence[str],
+        p_ids: str | None, p_channels: str,
+        k_ids: str | None, k_channels: str,
+        *devices_and_uses: Any,
+    ) -> "PageFacts":  # fmt: skip
+        """As they come: texts joined; what is the same for all of them left out."""
+        recipients = _list(r_ids)
+        places = [] if r_ids is None else parted(r_places)
+        known = {place: place_of(place) for place in set(places)}
+        addresses = _list(a_ids)
+        count = len(addresses or ())
+        return cls(
+            recipients,
+            [known[place][0] for place in places],
+            [known[place][1] for place in places],
+            r_erased or [False] * len(places),
+            addresses,
+            _list(a_channels) or (),
+            a_hashes,
+            a_sealed,
+            a_verified or [False] * count,
+            a_dead or [None] * count,
+            s_channels,
+            s_hashes,
+            s_reasons,
+            _list(p_ids),
+            _list(p_channels) or (),
+            _list(k_ids),
+            _list(k_channels) or (),
+            *devices_and_uses,
+        )
 
     def suppressed(self) -> dict[tuple[str, bytes], str]:
         """(channel, address hash) → reason."""
@@ -132,6 +170,16 @@ class PageFacts(NamedTuple):
             for name, column in zip(self._fields, tuple[Any, ...](self), strict=True)
         ]
         return PageFacts(*columns)
+
+
+def place_of(text: str) -> tuple[str | None, str | None]:
+    """Locale and zone."""
+    locale, _, zone = text.partition("\x1e")
+    return locale or None, zone or None
+
+
+def _list(text: str | None) -> list[str] | None:
+    return None if text is None else parted(text)
 
 
 def _by_cohort(

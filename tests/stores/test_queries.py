@@ -3,7 +3,7 @@
 import pytest
 
 from sendloom.stores import queries
-from sendloom.stores.pool import Pool
+from sendloom.stores.pool import Pool, open_pool
 
 STATEMENTS = [(file, name) for file in queries.files() for name in queries.load(file)]
 
@@ -12,6 +12,20 @@ STATEMENTS = [(file, name) for file in queries.files() for name in queries.load(
 async def test_every_statement_is_understood_by_postgres(file: str, name: str, pool: Pool) -> None:
     async with pool.acquire() as connection:
         await connection.prepare(queries.load(file)[name])
+
+
+async def test_no_statement_makes_the_driver_ask_about_its_types(database: str) -> None:
+    """It asks once, when a connection is opened, and not in the middle of somebody's passcode."""
+    pool = await open_pool(database, 1, "types")
+    asked: list[str] = []
+    async with pool.acquire() as connection:
+        connection.add_query_logger(lambda record: asked.append(record.query))
+        for file, name in STATEMENTS:
+            await connection.prepare(queries.load(file)[name])
+        await connection.fetch("SELECT $1::inet[]", [])
+    await pool.close()
+    about_types = [query for query in asked if "typeinfo" in query]
+    assert len(about_types) == 1, "only for the one type that we do not use"
 
 
 def test_a_fragment_is_repeated_where_it_is_included() -> None:

@@ -138,18 +138,24 @@ UPDATE cursors SET page = greatest(page, $6), closed = closed OR $7, updated_at 
 SELECT page, size FROM list_pages WHERE tenant = $1 AND version_id = $2 AND shard = $3 ORDER BY page
 
 -- fragment: sends
--- What the sends of `d.ids` need, as things are now: this is the last look. Arrays, as in people.sql. $1 tenant, $2 category,
--- $3 channel, $4 list version.
-d.*, l.*, r.*, a.*, s.*, p.*
+-- What the sends of `d.ids` need, as things are now: this is the last look. $1 tenant, $2 category, $3 channel, $4 list version.
+-- Ids of many rows come as one text, as they go (`pool.joined`), variables as one JSON array, and what mostly is the same for all,
+-- or nothing, comes once or not at all: of an array both the server and the driver look at every element.
+array_to_string(d.ids, E'\x1f') AS ids, d.attempts, d.send_nos, d.reasons, d.not_before, d.not_befores, d.not_after, d.not_afters,
+l.*, r.*, a.*, s.*, p.*
   FROM d
- CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS l_ids, array_agg(variables) AS l_variables
+ CROSS JOIN LATERAL (SELECT string_agg(recipient_id, E'\x1f') AS l_ids, '[' || string_agg(variables::text, ',') || ']' AS l_variables
                        FROM list_rows
                       WHERE tenant = $1 AND version_id = $4 AND shard = ANY (d.shards) AND page = ANY (d.pages)
                         AND recipient_id = ANY (d.ids) AND variables IS NOT NULL) l
- CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS r_ids, array_agg(locale) AS r_locales, array_agg(zone) AS r_zones
+ CROSS JOIN LATERAL (SELECT string_agg(recipient_id, E'\x1f') AS r_ids,
+                            string_agg(coalesce(locale, '') || E'\x1e' || coalesce(zone, ''), E'\x1f') AS r_places
                        FROM recipients WHERE tenant = $1 AND recipient_id = ANY (d.ids) AND erased_at IS NULL) r
- CROSS JOIN LATERAL (SELECT array_agg(recipient_id) AS a_ids, array_agg(address_hash) AS a_hashes, array_agg(sealed) AS a_sealed,
-                            array_agg(verified_at IS NOT NULL) AS a_verified, array_agg(dead_reason) AS a_dead
+ CROSS JOIN LATERAL (SELECT string_agg(recipient_id, E'\x1f') AS a_ids, array_agg(address_hash) AS a_hashes, array_agg(sealed) AS a_sealed,
+                            bool_and(verified_at IS NOT NULL) AS a_verified,
+                            CASE WHEN bool_or(verified_at IS NOT NULL) <> bool_and(verified_at IS NOT NULL)
+                                 THEN array_agg(verified_at IS NOT NULL) END AS a_verifieds,
+                            CASE WHEN count(dead_reason) > 0 THEN array_agg(dead_reason) END AS a_dead
                        FROM addresses WHERE tenant = $1 AND recipient_id = ANY (d.ids) AND channel = $3) a
  CROSS JOIN LATERAL (SELECT array_agg(address_hash) AS s_hashes, array_agg(reason) AS s_reasons
                        FROM suppressions WHERE tenant = $1 AND channel = $3 AND address_hash = ANY (a.a_hashes)) s
@@ -161,16 +167,18 @@ d.*, l.*, r.*, a.*, s.*, p.*
  WHERE d.ids IS NOT NULL
 
 -- fragment: gathered
--- Mostly all rows may leave until the same moment, which then comes once.
-SELECT array_agg(shard) AS shards, array_agg(page) AS pages, array_agg(recipient_id) AS ids, array_agg(state) AS states,
-       array_agg(attempt) AS attempts, array_agg(send_no) AS send_nos, array_agg(reason) AS reasons,
-       min(not_before) AS not_before,
-       CASE WHEN count(not_before) < count(*) AND count(not_before) > 0 OR min(not_before) < max(not_before) THEN array_agg(not_before) END AS not_befores,
-       min(not_after) AS not_after,
-       CASE WHEN count(not_after) < count(*) AND count(not_after) > 0 OR min(not_after) < max(not_after) THEN array_agg(not_after) END AS not_afters
+array_agg(recipient_id) AS ids,
+CASE WHEN max(attempt) > 0 THEN array_agg(attempt) END AS attempts,
+CASE WHEN max(send_no) > 1 THEN array_agg(send_no) END AS send_nos,
+CASE WHEN count(reason) > 0 THEN array_agg(reason) END AS reasons,
+min(not_before) AS not_before,
+CASE WHEN count(not_before) < count(*) AND count(not_before) > 0 OR min(not_before) < max(not_before) THEN array_agg(not_before) END AS not_befores,
+min(not_after) AS not_after,
+CASE WHEN count(not_after) < count(*) AND count(not_after) > 0 OR min(not_after) < max(not_after) THEN array_agg(not_after) END AS not_afters
 
 -- name: page_sends
 WITH d AS MATERIALIZED (
+SELECT ARRAY[$7::int] AS shards, ARRAY[$8::int] AS pages,
 -- include: gathered
   FROM (SELECT * FROM decisions
          WHERE tenant = $1 AND frozen_at = $5 AND campaign_id = $6 AND shard = $7 AND page = $8
@@ -183,6 +191,7 @@ SELECT
 -- name: due_sends
 -- Bucket by bucket, inside one in (shard, page) order: as the index has them.
 WITH d AS MATERIALIZED (
+SELECT array_agg(shard) AS shards, array_agg(page) AS pages, array_agg(state) AS states,
 -- include: gathered
   FROM (SELECT * FROM (SELECT * FROM decisions
                         WHERE tenant = $1 AND campaign_id = $6 AND frozen_at = $5 AND channel = $3 AND due_at <= $7 AND due_at IS NOT NULL
@@ -190,7 +199,7 @@ WITH d AS MATERIALIZED (
                         ORDER BY due_at, shard, page, recipient_id LIMIT $8) d
          ORDER BY shard, page, recipient_id) d
 )
-SELECT
+SELECT d.shards, d.pages, d.states,
 -- include: sends
 
 -- name: undefer
