@@ -13,8 +13,8 @@ from sendloom.settings import PREFIX
 MARKETING_NICE = 19
 """A campaign's processes give way to a passcode's on the same cores (LANE-2); see `sendloom.platform.priority`."""
 
-_IDLE_READY_SECONDS, _IDLE_ANSWER_SECONDS = 240.0, 15.0
-"""Who runs only when nobody else wants to is not broken because others are busy."""
+_LAST_READY_SECONDS, _LAST_ANSWER_SECONDS = 240.0, 15.0
+"""Who comes last is not broken because others are busy."""
 
 TOKEN_VARIABLE = "SENDLOOM_SIMULATOR_TWILIO_TOKEN"
 """The simulators' one variable; they read no settings."""
@@ -99,9 +99,9 @@ class _Ours:
             ready=partial(
                 probes.http_ok,
                 f"http://127.0.0.1:{port}/readyz",
-                seconds=_IDLE_ANSWER_SECONDS if gives_way else 1.0,
+                seconds=_LAST_ANSWER_SECONDS if gives_way else 1.0,
             ),
-            ready_seconds=_IDLE_READY_SECONDS if gives_way else 60,
+            ready_seconds=_LAST_READY_SECONDS if gives_way else 60,
             needs=tuple(sorted(needs)),
             env=self._env,
             cwd=_REPOSITORY,
