@@ -125,9 +125,22 @@ class PostgresDecisions(PostgresStore):
             raise ValueError("these are told one by one, with `move`")
         # In the one order that every writer keeps.
         ids = sorted(set(recipient_ids))
-        with answering():
-            async with self._pool.acquire(timeout=ACQUIRE) as connection:
-                return await _move(connection, _page(like.key), ids, [like])
+        if like.to in _GIVES_BACK:
+            with answering():
+                async with self._pool.acquire(timeout=ACQUIRE) as connection:
+                    return await _move(connection, _page(like.key), ids, [like])
+        return await self._execute(
+            SQL["move_page"],
+            *_page(like.key),
+            joined(ids),
+            _mask(like.expect, like.to, like.cause),
+            RECIPIENT_CODE[like.to],
+            like.reason,
+            like.channel,
+            like.rung,
+            like.attempt,
+            like.due_at,
+        )
 
     async def use_caps(
         self, tenant: str, campaign_id: UUID, caps: Sequence[CapUse]

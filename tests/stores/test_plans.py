@@ -21,6 +21,7 @@ HOT: list[tuple[str, str, dict[str, set[str]]]] = [
     ("ledger.sql", "claim_all", {"cursors": {"tenant", "campaign_id", "shard", "stage"}}),
     ("ledger.sql", "record", {}),
     ("ledger.sql", "record_all", {"claims": PAGE | {"channel", "recipient_id"}}),
+    ("ledger.sql", "record_sent", {"claims": PAGE | {"channel", "recipient_id"}}),
     ("ledger.sql", "settle", {"claims": PAGE | {"channel"}}),
     ("ledger.sql", "of_campaign", {"claims": {"tenant", "frozen_at", "campaign_id"}}),
     ("ledger.sql", "of_shard", {"claims": PAGE | {"channel"}}),
@@ -33,6 +34,7 @@ HOT: list[tuple[str, str, dict[str, set[str]]]] = [
     ("decisions.sql", "insert_all", {}),
     ("decisions.sql", "of_page", {"decisions": ROW}),
     ("decisions.sql", "move", {"decisions": ROW}),
+    ("decisions.sql", "move_page", {"decisions": ROW}),
     (
         "decisions.sql",
         "move_and_give_back",

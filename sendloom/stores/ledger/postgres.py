@@ -176,10 +176,11 @@ class PostgresLedger(PostgresStore):
         if not sent:
             return
         ids = sorted(sent)
-        columns = (joined(ids), None, None, None, None, None, None)
-        named = joined_or_none([sent[id] for id in ids])
-        args = (*_at(scope), *columns, named, None, _SENT, 1, owner, provider, None)
-        await self._record(len(ids), args)
+        whose, named = joined(ids), joined_or_none([sent[id] for id in ids])
+        if await self._execute(SQL["record_sent"], *_at(scope), whose, named, provider) < len(ids):
+            columns = (whose, None, None, None, None, None, None, named, None)
+            same = (_SENT, 1, owner, provider, None)
+            await self._execute(SQL["record"], *_at(scope), *columns, *same)
 
     async def _record(self, rows: int, args: tuple[Any, ...]) -> None:
         changed = 0

@@ -72,6 +72,14 @@ UPDATE decisions d
 -- name: move
 -- include: moved
 
+-- name: move_page
+-- The same for all of them, as most of a campaign's moves are.
+UPDATE decisions d
+   SET state = $8::smallint, reason = coalesce($9, d.reason), channel = coalesce($10, d.channel), rung = coalesce($11::smallint, d.rung),
+       attempt = coalesce($12::smallint, d.attempt), due_at = $13, changed_at = now()
+ WHERE d.tenant = $1 AND d.frozen_at = $2 AND d.campaign_id = $3 AND d.shard = $4 AND d.page = $5
+   AND d.recipient_id = ANY (string_to_array($6, E'\x1f')) AND ($7::int >> d.state) & 1 = 1
+
 -- name: move_and_give_back
 -- Whoever is not sent to has not used up a cap.
 WITH moved AS (
