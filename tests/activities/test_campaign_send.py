@@ -165,14 +165,23 @@ async def test_who_opts_out_after_the_plan_is_not_sent_to(stage: CampaignStage):
     await stage.set_up(10)
     await stage.launch()
     await stage.plan()
-    await stage.pool.execute(
+    opt_outs = {
+        "r000002": ("*", "email"),
+        "r000003": ("*", "*"),
+        "r000004": (CATEGORY, "email"),
+        "r000005": (CATEGORY, "*"),
+        # Not of this message.
+        "r000006": ("other.news", "*"),
+        "r000007": (CATEGORY, "sms"),
+    }
+    await stage.pool.executemany(
         "INSERT INTO preferences (tenant, recipient_id, category, channel, opted_out, source)"
-        " VALUES ($1, 'r000003', '*', 'email', true, 'page')",
-        TENANT,
+        " VALUES ($1, $2, $3, $4, true, 'page')",
+        [(TENANT, who, category, channel) for who, (category, channel) in opt_outs.items()],
     )
     await stage.send()
-    assert everybody_once(stage, [n for n in range(10) if n != 3])
-    assert await stage.reasons() == {"opted_out": 1}
+    assert everybody_once(stage, [0, 1, 6, 7, 8, 9])
+    assert await stage.reasons() == {"opted_out": 4}
 
 
 async def test_a_launch_that_cannot_be_says_why(stage: CampaignStage):

@@ -200,12 +200,13 @@ async def test_a_suppression_since_the_plan_wins():
     assert world.ledger.claims == {}
 
 
-async def test_an_opt_out_since_the_plan_stops_marketing_and_not_security():
+@pytest.mark.parametrize("of", ["*", "email"])
+async def test_an_opt_out_since_the_plan_stops_marketing_and_not_security(of: str):
     world = World()
     world.person = a_person(world.sealer, consented=frozenset({"*"}))
     marketing = await planned(world, a_notification("news", message_class=MARKETING))
     otp = await planned(world, a_passcode("otp"))
-    world.person = a_person(world.sealer, opted_out=frozenset({"*"}))
+    world.person = a_person(world.sealer, opted_out=frozenset({of}))
     assert (await Sender(world, marketing).send()).outcome == Suppressed(reason="opted_out")
     assert (await Sender(world, otp).send()).outcome.kind == "accepted"
 

@@ -337,6 +337,34 @@ async def test_twenty_at_once_for_one_person_use_up_exactly_the_cap(
     assert sum(1 for [d] in stored if d.state is R.PENDING) == 3
 
 
+async def test_a_cap_is_judged_when_whoever_is_using_it_up_has_committed(
+    stores: Stores, world: World
+) -> None:
+    """Twenty at once may by luck come one after another; here the other one is seen to be in the middle."""
+    await people(world, "r1")
+    other, mine = decision(world), decision(world)
+    async with stores.pool.acquire() as connection, connection.transaction():
+        await connection.execute(
+            "SELECT FROM recipients WHERE tenant = $1 AND recipient_id = 'r1' FOR NO KEY UPDATE",
+            world.tenant,
+        )
+        await connection.execute(
+            "INSERT INTO cap_uses (tenant, recipient_id, scope, local_day, decision_id)"
+            " VALUES ($1, 'r1', 'marketing', $2, $3)",
+            world.tenant,
+            TODAY,
+            other.key.campaign_id,
+        )
+        inserting = asyncio.create_task(stores.decisions.insert([mine], caps=[use("r1", 1, None)]))
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))"
+        pid = connection.get_server_pid()
+        async with asyncio.timeout(30):
+            while not inserting.done() and not await stores.pool.fetchval(waits, pid):
+                pass
+    [stored] = await inserting
+    assert (stored.state, stored.reason) == (R.SUPPRESSED, Reason.FREQUENCY_CAP)
+
+
 async def test_pages_with_people_in_common_in_other_orders_do_not_wait_for_each_other(
     stores: Stores, world: World
 ) -> None:

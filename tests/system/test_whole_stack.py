@@ -1,24 +1,20 @@
 """One of everything through the whole product, a worker killed in the middle; and what must not be readable anywhere is not."""
 
 import base64
-import json
 import os
 import signal
 import sqlite3
 from collections.abc import Iterator
 
 import asyncpg
-import httpx
 import redis
 from temporalio.client import Client
 
 from schemas import api
 from schemas.kinds import Channel, MessageClass
-from sendloom.client import SendloomClient
 from sendloom.embedded.state import read_state
-from tests.system.running import Stack, eventually
+from tests.system.running import Stack, Tenant, eventually, tenant_on
 
-TENANT = "whole"
 CODE = "QZXWVKJHGFDY"
 PHONE = "+12025550147"
 ADDRESS = "very.private.person@example.com"
@@ -26,82 +22,31 @@ READERS = 600
 RATE = 60.0
 
 
-def catalog(client: SendloomClient) -> None:
-    for name, message_class, ladder in (
-        ("otp", MessageClass.SECURITY, [Channel.SMS, Channel.EMAIL]),
-        ("orders", MessageClass.TRANSACTIONAL, [Channel.EMAIL]),
-        ("news", MessageClass.MARKETING, [Channel.EMAIL]),
-    ):
-        seconds = 600 if message_class is MessageClass.SECURITY else 86_400
-        client.put_category(
-            name,
-            api.CategoryRequest(message_class=message_class, ladder=ladder, ttl_seconds=seconds),
-        )
-    both = [
-        {"channel": "sms", "locale": "en", "text": "{{code}} is your code."},
-        {"channel": "email", "locale": "en", "subject": "Code", "text": "{{code}} it is."},
-    ]
-    mail = [{"channel": "email", "locale": "en", "subject": "News", "text": "Hello {{name}}."}]
-    for name, parts, variable in (("code", both, "code"), ("news", mail, "name")):
-        client.create_template_version(
-            name,
-            api.TemplateVersionRequest.model_validate(
-                {"parts": parts, "variables": {variable: {}}, "publish": True}
-            ),
-            key=name,
-        )
-
-
-def audience() -> bytes:
-    consent = {
-        "source": "form",
-        "at": "2026-01-15T10:00:00Z",
-        "wording": "Yes.",
-        "categories": ["news"],
-    }
-    # No zone: marketing then keeps no quiet hours, so the hour of the day changes nothing here.
-    return b"".join(
-        json.dumps(
-            {
-                "recipient_id": f"r{n}",
-                "email": f"r{n}.private@example.com",
-                "consent": consent,
-                "variables": {"name": f"N{n}"},
-            }
-        ).encode()
-        + b"\n"
-        for n in range(READERS)
-    )
+def address(n: int) -> str:
+    return f"r{n}.private@example.com"
 
 
 async def test_one_of_each_with_a_worker_killed_and_nothing_in_clear(stack: Stack) -> None:
-    urls = json.loads(stack.sendloom("up", "--detach", "--json"))
-    stack.sendloom("tenant", "create", TENANT, "--email-from", "hello@example.com", "--sms-from", "+12025550100")  # fmt: skip
-    key = json.loads(stack.sendloom("key", "create", TENANT, "--json"))["key"]
-    with (
-        SendloomClient(urls["api_url"], key) as client,
-        httpx.Client(base_url=urls["inbox_url"], timeout=90) as inbox,
-    ):
-        catalog(client)
-        _messages(client, inbox)
-        _campaign(client, inbox, stack)
-    await _nothing_in_clear(stack, urls)
+    with tenant_on(stack, "whole") as tenant:
+        tenant.category("otp", MessageClass.SECURITY, Channel.SMS, Channel.EMAIL)
+        tenant.category("orders", MessageClass.TRANSACTIONAL, Channel.EMAIL)
+        tenant.category("news", MessageClass.MARKETING, Channel.EMAIL)
+        tenant.template("code", "code", sms="{{code}} is your code.", email="{{code}} it is.")
+        tenant.template("news", "name", email="Hello {{name}}.")
+        _messages(tenant)
+        _campaign(tenant, stack)
+    await _nothing_in_clear(stack, tenant.urls)
 
 
-def _messages(client: SendloomClient, inbox: httpx.Client) -> None:
-    client.put_recipient(
-        "ana",
-        api.RecipientRequest(
-            phone=api.AddressBody(address=PHONE, verified=True),
-            email=api.AddressBody(address=ADDRESS, verified=True),
-        ),
-    )
+def _messages(tenant: Tenant) -> None:
+    client = tenant.client
+    tenant.person("ana", phone=PHONE, email=ADDRESS)
     passcode = client.send_passcode(
         api.PasscodeRequest(recipient_id="ana", category="otp", template_id="code", code=CODE),
         key="otp",
         wait=2.0,
     )
-    assert _arrives(inbox, PHONE)
+    assert tenant.arrives(PHONE)
     assert client.check_passcode(passcode.id, "AAAAAAAAAAAA").result == "wrong"
     assert client.check_passcode(passcode.id, CODE).approved
     notification = client.send_notification(
@@ -110,13 +55,10 @@ def _messages(client: SendloomClient, inbox: httpx.Client) -> None:
         ),
         key="order",
     )
-    assert _arrives(inbox, ADDRESS)
+    assert tenant.arrives(ADDRESS)
     eventually(lambda: client.notification(notification.id).state == "sent", "the order")
     # Refused at the wire for good: the address must not be in the error that is kept either.
-    client.put_recipient(
-        "bo",
-        api.RecipientRequest(email=api.AddressBody(address="reject+" + ADDRESS, verified=True)),
-    )
+    tenant.person("bo", email="reject+" + ADDRESS)
     refused = client.send_notification(
         api.NotificationRequest(
             recipient_id="bo", category="orders", template_id="news", variables={"name": "Bo"}
@@ -127,48 +69,25 @@ def _messages(client: SendloomClient, inbox: httpx.Client) -> None:
     assert [letter.recipient_id for letter in client.dead_letters().items] == ["bo"]
 
 
-def _campaign(client: SendloomClient, inbox: httpx.Client, stack: Stack) -> None:
-    client.put_list("readers")
-    version = client.start_upload("readers", key="readers")
-    client.put_chunk("readers", version.version_id, 0, audience())
-    client.make_ready("readers", version.version_id)
-    before = _mails(inbox)
-    campaign = client.create_campaign(
-        api.CampaignRequest(
-            name="news",
-            category="news",
-            template_id="news",
-            list_id="readers",
-            rate_per_second=RATE,
-        ),
-        key="news",
-    )
-    eventually(lambda: _mails(inbox) - before >= 40, "the first mails")
+def _campaign(tenant: Tenant, stack: Stack) -> None:
+    client = tenant.client
+    tenant.readers("readers", READERS, address)
+    before = tenant.mails()
+    campaign = tenant.campaign("readers", "news", RATE)
+    eventually(lambda: tenant.mails() - before >= 40, "the first mails")
     for name in ("worker-marketing-1", "worker-marketing-2"):
         process = read_state(stack.home).parts[name].process()
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
-    at_kill = _mails(inbox)
-    eventually(lambda: _mails(inbox) > at_kill + 20, "mails after both workers were killed", 60)
-    client.cancel_campaign(campaign.id, "seen enough")
-    status = client.campaign(campaign.id)
+    at_kill = tenant.mails()
+    eventually(lambda: tenant.mails() > at_kill + 20, "mails after both workers were killed", 60)
+    client.cancel_campaign(campaign, "seen enough")
+    status = client.campaign(campaign)
     assert sum(status.counts.values()) == READERS
-    assert all(
-        inbox.get("/api/counts", params={"to": f"r{n}.private@example.com"}).json()["count"] <= 1
-        for n in range(READERS)
-    )
+    assert all(tenant.mails(to=address(n)) <= 1 for n in range(READERS))
 
 
-def _mails(inbox: httpx.Client) -> int:
-    return int(inbox.get("/api/counts", params={"channel": "email"}).json()["count"])
-
-
-def _arrives(inbox: httpx.Client, to: str) -> bool:
-    answer = inbox.get("/api/wait", params={"to": to, "count": 1, "timeout": 60})
-    return bool(answer.raise_for_status().json()["reached"])
-
-
-SECRETS = (CODE, PHONE, ADDRESS, "r17.private@example.com")
+SECRETS = (CODE, PHONE, ADDRESS, address(17))
 
 
 def _forms() -> Iterator[tuple[str, bytes]]:
