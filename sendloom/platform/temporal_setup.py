@@ -44,8 +44,8 @@ T = TypeVar("T")
 RETENTION = timedelta(hours=168)
 """Support reads histories for a week; what must last longer is in Postgres."""
 
-_SEEN_WITHIN = 30.0
-"""A cluster's frontends refresh their namespaces every 10 s or so."""
+_SEEN_WITHIN = 90.0
+"""A cluster's frontends refresh their namespaces every 10 s or so, and the names of search attributes every minute."""
 
 
 class ScheduleEntry(BaseModel):
@@ -152,18 +152,23 @@ async def _search_attributes(client: Client) -> list[str]:
             search_attributes=dict.fromkeys(missing, IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD),
         )
     )
+    # Until then every start that names one would be refused.
+    named = " OR ".join(f"{name} = ''" for name in missing)
+    await _once_seen(lambda: client.count_workflows(named), RPCStatusCode.INVALID_ARGUMENT)
     return [f"search attribute {name} registered" for name in missing]
 
 
-async def _once_seen(ask: Callable[[], Awaitable[T]]) -> T:
-    """The answer, asked again while a frontend has not heard of the new namespace yet."""
+async def _once_seen(
+    ask: Callable[[], Awaitable[T]], unseen: RPCStatusCode = RPCStatusCode.NOT_FOUND
+) -> T:
+    """The answer, asked again while a frontend says `unseen`: it has not heard of what is new yet."""
     deadline = asyncio.get_running_loop().time() + _SEEN_WITHIN
     while True:
         try:
             return await ask()
         except RPCError as e:
             late = asyncio.get_running_loop().time() > deadline
-            if e.status is not RPCStatusCode.NOT_FOUND or late:
+            if e.status is not unseen or late:
                 raise
         await asyncio.sleep(0.2)
 

@@ -12,10 +12,12 @@ import pytest
 from pydantic import SecretStr
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.service import RPCStatusCode
 
 from sendloom.embedded.ports import free_port
 from sendloom.errors import ConfigurationError
+from sendloom.platform.search_attributes import ALL
 from sendloom.platform.temporal import connect
 from sendloom.platform.temporal_setup import (
     RETENTION,
@@ -154,6 +156,14 @@ async def test_setting_up_creates_namespace_and_attributes_once(
     client = await connect(settings)
     assert await missing_search_attributes(client) == []
     assert await retention(client) == RETENTION
+    # Set up means that whoever starts now finds all of it, however long the server keeps what it knew before.
+    handle = await client.start_workflow(
+        "Any",
+        id="first",
+        task_queue="nobody",
+        search_attributes=TypedSearchAttributes([SearchAttributePair(key, "x") for key in ALL]),
+    )
+    await handle.terminate()
     assert await set_up(settings, None) == []
 
 
