@@ -18,6 +18,7 @@ from activities.campaign_control import ControlWatch
 from activities.campaign_plan import CampaignActivities
 from activities.campaign_send import CampaignSendActivities
 from activities.rendering import Senders, Templates
+from activities.stretch.lane import SendingLane
 from schemas.campaigns import (
     CampaignRef,
     DueStretch,
@@ -382,7 +383,7 @@ class CampaignStage:
             "tokens": self.tokens,
             "now": self.clock.now,
         }
-        return CampaignSendActivities(**{**given, **ports})
+        return CampaignSendActivities(SendingLane(**{**given, **ports}))
 
     def environment(self, attempt: int = 1) -> ActivityEnvironment:
         """Every run is another activity: what one claimed another does not take for its own."""

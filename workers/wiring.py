@@ -23,6 +23,7 @@ from activities.lane_guard import APART, TOGETHER, LaneGuard
 from activities.passcodes import PasscodeActivities
 from activities.reminders import ReminderActivities
 from activities.rendering import Senders, Templates
+from activities.stretch.lane import SendingLane
 from activities.triggers import TriggerActivities
 from schemas.kinds import Channel, MessageClass
 from sendloom.domain.capacity import bounds
@@ -225,7 +226,7 @@ async def lane(settings: Settings, lane: Lane, common: "Shared") -> AsyncIterato
             _delivery(settings, sealer, s, providers, RedisSentCache(redis)).send
         ]
         if carrier is not None:
-            sending = CampaignSendActivities(
+            sending_lane = SendingLane(
                 lane=lane,
                 carrier=carrier,
                 campaigns=s.campaigns,
@@ -240,6 +241,7 @@ async def lane(settings: Settings, lane: Lane, common: "Shared") -> AsyncIterato
                 guard=common.guard if lane.message_class is MessageClass.MARKETING else None,
                 tokens=RedisTokens(redis),
             )
+            sending = CampaignSendActivities(sending_lane)
             serves += [sending.send, sending.send_due]
         yield serves
 

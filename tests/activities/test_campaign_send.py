@@ -458,7 +458,7 @@ async def test_cancelled_it_claims_nothing_more_and_records_what_is_in_flight(
     # Nothing had been called when it was cancelled, and nothing was then.
     assert await stage.claims() == {"failed": sum(stage.mailer.batches)}
     assert not stage.mailer.took
-    assert sending.budget.in_doubt == 0
+    assert sending.lane.budget.in_doubt == 0
     stage.mailer.before_batch = None
     assert (await stage.send()).done
     assert everybody_once(stage, range(400))
@@ -779,7 +779,7 @@ async def test_c17_throttled_rows_burn_no_attempts_and_the_pace_falls(stage: Cam
     stage.mailer.script = lambda mail: None
     stage.pass_time(timedelta(minutes=2))
     await stage.send_due(sending)
-    assert sending.bucket in tokens.rates
+    assert sending.lane.pace.bucket in tokens.rates
     assert everybody_once(stage, range(100))
 
 

@@ -93,7 +93,7 @@ async def test_a_stretch_that_is_sending_stops_within_seconds_of_the_bounces(
     sending = stage.send_activities()
 
     async def slow(mails: object) -> None:
-        await until(lambda: sending.watch.look(TENANT, stage.campaign_id).version > 0)
+        await until(lambda: sending.lane.watch.look(TENANT, stage.campaign_id).version > 0)
 
     stage.mailer.before_batch = slow
     result = await stage.send(sending)

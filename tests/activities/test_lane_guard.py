@@ -98,7 +98,7 @@ async def test_a_stretch_gives_way_in_mid_flight_and_goes_on_by_itself(stage: Ca
 
     stage.mailer.before_batch = security_falls_behind
     stretch = asyncio.create_task(stage.send(sending))
-    await until(lambda: guard.yields and sending.budget.in_doubt == 0)
+    await until(lambda: guard.yields and sending.lane.budget.in_doubt == 0)
     held = len(stage.mailer.mails)
     looks = backlog.looks
     await until(lambda: backlog.looks > looks + 20)
