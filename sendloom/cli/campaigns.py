@@ -298,6 +298,14 @@ def watch(id: UUID, json_: Json = False) -> None:
     _exit(last)
 
 
+def _standing(status: "CampaignStatus") -> str:
+    """In words, for whoever waits: what it does, or why it does nothing and who can change that."""
+    if status.phase in _FINAL or status.control != "paused":
+        return str(status.phase)
+    why = f" ({status.reason})" if status.reason else ""
+    return f"paused{why}; `sendloom campaign resume {status.id}` lets it go on"
+
+
 def _watch(client: "SendloomClient", id: UUID, as_json: bool) -> "CampaignStatus":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -314,8 +322,13 @@ def _watch(client: "SendloomClient", id: UUID, as_json: bool) -> "CampaignStatus
         transient=True,
     ) as progress:
         bar = progress.add_task("", total=1, phase="", states="")
+        said = ""
         while True:
             status = client.campaign(id)
+            if (now := _standing(status)) != said:
+                said = now
+                if not as_json and (status.control == "paused" or not console.is_terminal):
+                    console.print(now)
             settled = sum(n for state, n in status.counts.items() if state not in _OPEN)
             progress.update(
                 bar,

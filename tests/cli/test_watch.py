@@ -128,3 +128,15 @@ def test_whatever_is_not_a_completed_campaign_that_adds_up_exits_with_1(
     assert done.exit_code == 1
     assert json.loads(done.stdout)["phase"] == ended["phase"]
     assert ("do not add up" in shown.stdout) is (not ended["adds_up"])
+
+
+def test_who_watches_a_paused_campaign_hears_why_and_what_lets_it_go_on(
+    watching: Callable[[str], Sendloom],
+):
+    paused = status("running", control="paused", reason="complaint_rate", counts={"pending": 100})
+    with scripted(paused, paused, status("completed", **ENDED)) as url:
+        done = watching(url)("campaign", "watch", str(ID))
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stderr.split())
+    assert f"paused (complaint_rate); `sendloom campaign resume {ID}` lets it go on" in said
+    assert said.count("paused") == 1, "once, and not at every look"
