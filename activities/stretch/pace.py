@@ -58,15 +58,17 @@ class ProviderPace:
         """What the calls of one chunk say about it."""
         self._meter.note(self._monotonic(), sum(1 for o in called if isinstance(o, Accepted)))
         if any(isinstance(o, Failed) and o.throttled for o in called):
-            await self._throttled()
+            await self._throttled(len(called))
         elif called:
             await self._calm()
 
-    async def _throttled(self) -> None:
+    async def _throttled(self, asked: int) -> None:
         """The provider says that this is too fast."""
         now = self._monotonic()
         if self.shown is None:
-            base = max(1.0, self._meter.rate(now))
+            # The first chunk to end may be one of which nothing came through. That is no pace of 1 a second, from which it would
+            # take minutes to climb: we come down from what we asked for.
+            base = max(1.0, self._meter.rate(now) or float(asked))
             if self._given is not None:
                 base = min(base, self._given)
             self.shown = Shown(base, base, float("-inf"))
