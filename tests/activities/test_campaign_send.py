@@ -694,6 +694,25 @@ async def test_a_retry_after_the_end_is_not_planned(stage: CampaignStage):
     assert await stage.states() == {"failed": 1}
 
 
+async def test_after_its_expiry_neither_sender_nor_planner_nor_catch_up_sends(
+    stage: CampaignStage,
+):
+    await stage.set_up(30, page_size=10, pages_a_shard=2)
+    await stage.launch()
+    await stage.plan()
+    await stage.pool.execute("DELETE FROM decisions WHERE recipient_id = 'r000003'")
+    expires_at = (await stage.row()).expires_at
+    assert expires_at is not None
+    stage.clock.at = expires_at
+    await stage.send()
+    await stage.plan(shard=1)
+    await stage.send(shard=1)
+    await stage.run(stage.plan_activities().settle, stage.ref)
+    await stage.send_due()
+    assert await stage.counts() == {RecipientState.EXPIRED: 30}
+    assert stage.mailer.mails == []
+
+
 async def test_a_refused_address_is_suppressed_and_listed(stage: CampaignStage):
     await stage.set_up(3)
     await stage.launch()
