@@ -6,7 +6,6 @@ from functools import partial
 from uuid import UUID
 
 import asyncpg
-import httpx
 import pytest
 
 from schemas import api
@@ -14,7 +13,7 @@ from schemas.kinds import CampaignPhase, Channel, ControlState, MessageClass, Re
 from schemas.schedules import Overlap
 from sendloom.client import SendloomClient
 from sendloom.settings import Settings
-from tests.system.running import Stack, eventually
+from tests.system.running import Stack, Tenant, eventually, tenant_on
 
 TENANT = "rebuilt"
 READERS = 1_500
@@ -40,91 +39,25 @@ def is_sent(client: SendloomClient, reminder: UUID) -> bool:
 class World:
     """One tenant with a list, and what is promised to it."""
 
-    def __init__(self, client: SendloomClient, inbox: httpx.Client) -> None:
-        self.client = client
-        self.inbox = inbox
-
-    def mails(self, **selector: str) -> int:
-        found = self.inbox.get("/api/counts", params=selector).raise_for_status().json()
-        return int(found["count"])
+    def __init__(self, tenant: Tenant) -> None:
+        self.client = tenant.client
+        self.mails = tenant.mails
+        self._tenant = tenant
 
     def catalog(self) -> None:
-        for name, message_class, ladder in (
-            ("news", MessageClass.MARKETING, [Channel.EMAIL]),
-            ("orders", MessageClass.TRANSACTIONAL, [Channel.EMAIL]),
-            ("otp", MessageClass.SECURITY, [Channel.SMS]),
-        ):
-            request = api.CategoryRequest(
-                message_class=message_class, ladder=ladder, ttl_seconds=86_400
-            )
-            if message_class is MessageClass.SECURITY:
-                request = request.model_copy(update={"ttl_seconds": 600})
-            self.client.put_category(name, request)
-        for name, channel, text in (
-            ("letter", Channel.EMAIL, "Hello"),
-            ("code", Channel.SMS, "{{code}} is your code"),
-        ):
-            part = api.TemplatePartBody(
-                channel=channel,
-                locale="en",
-                subject="Hello" if channel is Channel.EMAIL else None,
-                text=text,
-            )
-            self.client.create_template_version(
-                name,
-                api.TemplateVersionRequest(
-                    parts=[part],
-                    variables={"code": api.VariableBody()} if name == "code" else {},
-                    publish=True,
-                ),
-                key=name,
-            )
+        tenant = self._tenant
+        tenant.category("news", MessageClass.MARKETING, Channel.EMAIL)
+        tenant.category("orders", MessageClass.TRANSACTIONAL, Channel.EMAIL)
+        tenant.category("otp", MessageClass.SECURITY, Channel.SMS)
+        tenant.template("letter", email="Hello")
+        tenant.template("code", "code", sms="{{code}} is your code")
         for person in ("early", "shifted", "often"):
-            self.client.put_recipient(
-                person,
-                api.RecipientRequest(
-                    email=api.AddressBody(address=f"{person}@example.com", verified=True),
-                    phone=api.AddressBody(address="+12025550123", verified=True)
-                    if person == "early"
-                    else None,
-                ),
-            )
+            phone = "+12025550123" if person == "early" else None
+            tenant.person(person, email=f"{person}@example.com", phone=phone)
 
-    def audience(self, list_id: str, count: int) -> None:
-        consent = {
-            "source": "form",
-            "at": "2026-01-15T10:00:00Z",
-            "wording": "Yes.",
-            "categories": ["news"],
-        }
-        # Nobody has a zone, so that no hour of the day is anybody's quiet one.
-        lines = b"".join(
-            json.dumps(
-                {
-                    "recipient_id": f"{list_id}-{n}",
-                    "email": f"{list_id}{n}@example.com",
-                    "locale": "en",
-                    "consent": consent,
-                }
-            ).encode()
-            + b"\n"
-            for n in range(count)
-        )
-        self.client.put_list(list_id, list_id)
-        version = self.client.start_upload(list_id, key=list_id)
-        answer = self.client.put_chunk(list_id, version.version_id, 0, lines, first_line=1)
-        assert answer.accepted == count, answer.errors[:3]
-        self.client.make_ready(list_id, version.version_id)
-
-    def campaign(self, list_id: str, rate: float) -> UUID:
-        request = api.CampaignRequest(
-            name=list_id,
-            category="news",
-            template_id="letter",
-            list_id=list_id,
-            rate_per_second=rate,
-        )
-        return self.client.create_campaign(request, key=list_id).id
+    def campaign(self, list_id: str, count: int, rate: float) -> UUID:
+        self._tenant.readers(list_id, count, lambda n: f"{list_id}{n}@example.com")
+        return self._tenant.campaign(list_id, "letter", rate)
 
     def reminder(self, person: str, due: datetime) -> UUID:
         request = api.ReminderRequest(
@@ -142,21 +75,11 @@ class World:
 
 @pytest.mark.timeout(600)
 async def test_after_the_loss_of_temporal_everybody_gets_everything_once(stack: Stack) -> None:
-    urls = json.loads(stack.sendloom("up", "--detach", "--json"))
-    stack.sendloom(
-        "tenant", "create", TENANT, "--email-from", "a@example.com", "--sms-from", "+12025550100"
-    )
-    key = json.loads(stack.sendloom("key", "create", TENANT, "--json"))["key"]
-    await allow_short_intervals(stack.settings)
-    with (
-        SendloomClient(urls["api_url"], key) as client,
-        httpx.Client(base_url=urls["inbox_url"], timeout=30) as inbox,
-    ):
-        world = World(client, inbox)
+    with tenant_on(stack, TENANT) as tenant:
+        await allow_short_intervals(stack.settings)
+        world, client = World(tenant), tenant.client
         world.catalog()
-        world.audience("running", READERS)
-        world.audience("paused", 20)
-        paused = world.campaign("paused", rate=0.2)
+        paused = world.campaign("paused", 20, rate=0.2)
         client.pause_campaign(paused, "to see whether it stays so")
         now = datetime.now(UTC)
         early = world.reminder("early", now + timedelta(seconds=45))
@@ -169,7 +92,7 @@ async def test_after_the_loss_of_temporal_everybody_gets_everything_once(stack: 
             key="p",
         ).id
         recurring = world.schedule()
-        campaign = world.campaign("running", rate=RATE)
+        campaign = world.campaign("running", READERS, rate=RATE)
         eventually(
             lambda: world.mails(channel="email") > READERS // 5, "the campaign to be in the middle"
         )
