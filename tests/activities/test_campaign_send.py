@@ -22,6 +22,7 @@ from schemas.kinds import (
     RecipientState,
 )
 from schemas.outcomes import CallOutcome, Failed, Rejected, Unknown
+from sendloom.domain.backoff import bucket_of
 from sendloom.domain.budgets import LEASE_MARGIN, RETRIES
 from sendloom.errors import StoreUnavailable
 from sendloom.ports import ClaimResult, ClaimScope, Move, WireMail
@@ -41,6 +42,7 @@ from tests.campaign_fakes import (
 from tests.fakes import START, FakeClock
 
 SENT, PENDING, DEFERRED = RecipientState.SENT, RecipientState.PENDING, RecipientState.DEFERRED
+EXPIRED, REJECTED = RecipientState.EXPIRED, RecipientState.REJECTED
 
 
 @pytest_asyncio.fixture
@@ -52,6 +54,12 @@ async def stage(database: str) -> AsyncIterator[CampaignStage]:
 def only_for(number: int, outcome: CallOutcome) -> Callable[[WireMail], CallOutcome | None]:
     address = address_of(f"r{number:06d}")
     return lambda mail: outcome if mail.envelope_to == address else None
+
+
+async def expire(stage: CampaignStage) -> None:
+    expires_at = (await stage.row()).expires_at
+    assert expires_at is not None
+    stage.clock.at = expires_at
 
 
 def everybody_once(stage: CampaignStage, numbers: Iterable[int]) -> bool:
@@ -700,17 +708,50 @@ async def test_after_its_expiry_neither_sender_nor_planner_nor_catch_up_sends(
     await stage.set_up(30, page_size=10, pages_a_shard=2)
     await stage.launch()
     await stage.plan()
-    await stage.pool.execute("DELETE FROM decisions WHERE recipient_id = 'r000003'")
-    expires_at = (await stage.row()).expires_at
-    assert expires_at is not None
-    stage.clock.at = expires_at
+    # For catch-up: a cursor that has passed the first page. A deleted decision would not do: nothing in the product takes one
+    # away behind the planner, so settle looks for decisions without an outcome, and who has none stays pending, unclosed.
+    epoch = await stage.campaigns.take_epoch(TENANT, stage.campaign_id, 0, "email")
+    await stage.campaigns.advance(TENANT, stage.campaign_id, 0, "email", epoch, 1, False)
+    await expire(stage)
     await stage.send()
+    assert await stage.counts() == {EXPIRED: 10, PENDING: 20}
     await stage.plan(shard=1)
+    assert await stage.counts() == {EXPIRED: 20, PENDING: 10}
     await stage.send(shard=1)
-    await stage.run(stage.plan_activities().settle, stage.ref)
-    await stage.send_due()
-    assert await stage.counts() == {RecipientState.EXPIRED: 30}
+    settled = await stage.run(stage.plan_activities().settle, stage.ref)
+    assert (settled.rebucketed, settled.open_rows) == (10, 10)
+    stage.pass_time(timedelta(minutes=1))
+    await stage.send_due(half_rate=True)
     assert stage.mailer.mails == []
+    # Before the close, which would hide a page that nobody counted again.
+    assert await stage.counts() == {EXPIRED: 30}
+    closed = await stage.run(stage.plan_activities().close, stage.ref)
+    assert closed.closed is CampaignPhase.COMPLETED
+    assert closed.progress.adds_up
+    assert closed.progress.reason == "nobody was sent to: expired 30"
+
+
+async def test_what_waits_for_a_retry_or_was_replayed_expires_and_is_counted(
+    stage: CampaignStage,
+):
+    await stage.set_up(3)
+    await stage.launch()
+    await stage.plan()
+    stage.mailer.script = lambda mail: {
+        address_of("r000001"): Failed(provider="smtp", code="4.2.1"),
+        address_of("r000002"): Rejected(provider="smtp", code="5.7.1", scope=FaultScope.RECIPIENT),
+    }.get(mail.envelope_to)
+    await stage.send()
+    row = await stage.row()
+    assert await stage.campaigns.replay(row, [REJECTED], bucket_of(stage.clock.now())) == 1
+    assert await stage.counts() == {SENT: 1, DEFERRED: 1, PENDING: 1}
+    stage.mailer.script = lambda mail: None
+    await expire(stage)
+    await stage.send_due()
+    assert len(stage.mailer.mails) == 1
+    assert await stage.counts() == {SENT: 1, EXPIRED: 2}
+    closed = await stage.run(stage.plan_activities().close, stage.ref)
+    assert closed.closed is CampaignPhase.COMPLETED
 
 
 async def test_a_refused_address_is_suppressed_and_listed(stage: CampaignStage):
