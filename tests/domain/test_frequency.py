@@ -104,6 +104,10 @@ def test_a_week_is_monday_to_sunday_where_the_person_is():
     monday, sunday = date(2026, 1, 12), date(2026, 1, 18)
     assert full(rule, [monday, THURSDAY], sunday) == Full.WEEK
     assert full(rule, [sunday - timedelta(days=7), THURSDAY], sunday) is None
+    # Within the last seven days of Thursday, and still last week's.
+    assert full(rule, [sunday - timedelta(days=7), monday], THURSDAY) is None
+    # A later day of this week counts: the person's clock was ahead, in another zone, when it was used.
+    assert full(rule, [monday, THURSDAY], THURSDAY - timedelta(days=1)) == Full.WEEK
     assert full(rule, [monday, THURSDAY], sunday + timedelta(days=1)) is None
     assert free_again(Full.WEEK, THURSDAY, zone) == datetime(2026, 1, 18, 15, tzinfo=UTC)
 
@@ -112,7 +116,8 @@ def test_never_is_never_waited_out():
     assert free_again(Full.NEVER, THURSDAY, load("UTC")) is None
 
 
-days = st.dates(date(2026, 1, 1), date(2026, 12, 31))
+# Few enough that a week is often full, over the end of a year whose weeks do not end with it.
+days = st.dates(date(2026, 12, 21), date(2027, 1, 10))
 
 
 @given(

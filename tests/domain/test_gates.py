@@ -618,7 +618,9 @@ def test_what_is_chosen_offends_no_rule(f: Facts):
     today = f.now.astimezone(f.zone).date()
     for rule in verdict.caps:
         uses = f.cap_uses.get(rule.scope, [])
+        in_week = sum(d.isocalendar()[:2] == today.isocalendar()[:2] for d in uses)
         assert rule.limit_day is None or sum(d == today for d in uses) < rule.limit_day
+        assert rule.limit_week is None or in_week < rule.limit_week
     assert {r.scope for r in f.policy.caps.consumed_on(channel)} == {r.scope for r in verdict.caps}
 
 
