@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
+from activities.stretch.run import LOOK_VALID
 from schemas.kinds import (
     CampaignPhase,
     Channel,
@@ -23,7 +24,7 @@ from schemas.kinds import (
 )
 from schemas.outcomes import CallOutcome, Failed, Rejected, Unknown
 from sendloom.domain.backoff import bucket_of
-from sendloom.domain.budgets import LEASE_MARGIN, RETRIES
+from sendloom.domain.budgets import DEFERRAL_SPREAD, LEASE_MARGIN, RETRIES
 from sendloom.errors import StoreUnavailable
 from sendloom.ports import ClaimResult, ClaimScope, Move, WireMail
 from sendloom.stores.campaigns import PostgresCampaigns
@@ -190,6 +191,32 @@ async def test_who_opts_out_after_the_plan_is_not_sent_to(stage: CampaignStage):
     await stage.send()
     assert everybody_once(stage, [0, 1, 6, 7, 8, 9])
     assert await stage.reasons() == {"opted_out": 4}
+
+
+async def test_who_opts_out_while_a_page_is_on_the_wire_is_seen_before_the_rest_of_it_goes(
+    stage: CampaignStage,
+):
+    """POL-6: a slow wire makes a page take minutes, and a look at who has opted out is good for seconds."""
+    await stage.set_up(300, page_size=300)
+    await stage.launch()
+    await stage.plan()
+    passed = 0.0
+
+    async def minutes_pass(mails: Sequence[WireMail]) -> None:
+        nonlocal passed
+        stage.mailer.before_batch = None
+        await stage.pool.execute(
+            "INSERT INTO preferences (tenant, recipient_id, category, channel, opted_out, source)"
+            " VALUES ($1, 'r000299', '*', '*', true, 'page')",
+            TENANT,
+        )
+        passed += LOOK_VALID + 1
+
+    stage.mailer.before_batch = minutes_pass
+    sending = stage.send_activities(monotonic=lambda: time.monotonic() + passed)
+    assert (await stage.send(sending)).done
+    assert everybody_once(stage, range(299))
+    assert await stage.reasons() == {"opted_out": 1}
 
 
 async def test_a_launch_that_cannot_be_says_why(stage: CampaignStage):
@@ -754,6 +781,37 @@ async def test_what_waits_for_a_retry_or_was_replayed_expires_and_is_counted(
     assert closed.closed is CampaignPhase.COMPLETED
 
 
+async def test_a_provider_that_names_a_time_is_not_asked_before_it(stage: CampaignStage):
+    await stage.set_up(3)
+    await stage.launch()
+    await stage.plan()
+    wait = timedelta(minutes=25)
+    stage.mailer.script = only_for(1, Failed(provider="smtp", code="4.2.1", retry_after=wait))
+    assert (await stage.send()).done
+    due = await stage.campaigns.due(TENANT, stage.campaign_id)
+    assert due.earliest == stage.clock.now() + wait
+
+
+async def test_who_is_only_ever_throttled_is_given_up_when_the_total_time_of_the_class_is_over(
+    stage: CampaignStage,
+):
+    """A throttle burns no attempt, so it is time that ends it (CAMP-14)."""
+    await stage.set_up(1)
+    began = (await stage.launch()).frozen_at
+    await stage.plan()
+    stage.mailer.script = lambda mail: Failed(provider="smtp", code="4.7.28", throttled=True)
+    await stage.send()
+    total = RETRIES[MessageClass.MARKETING].total
+    stage.clock.at = began + total - timedelta(minutes=2)
+    await stage.send_due()
+    assert await stage.states() == {"deferred": 1}
+    assert await stage.letters() == []
+    stage.clock.at = began + total
+    await stage.send_due()
+    assert await stage.states() == {"failed": 1}
+    assert await stage.letters() == ["r000000"]
+
+
 async def test_a_refused_address_is_suppressed_and_listed(stage: CampaignStage):
     await stage.set_up(3)
     await stage.launch()
@@ -943,6 +1001,22 @@ async def test_ones_own_use_of_a_cap_does_not_stand_in_the_way_after_a_pause(
     assert everybody_once(stage, range(3))
 
 
+async def test_who_is_refused_on_one_rung_has_not_used_up_the_cap_for_the_next(
+    stage: CampaignStage,
+):
+    await stage.set_up(2, ladder=("email", "sms"), caps=ONE_A_DAY)
+    await stage.launch()
+    await stage.plan()
+    stage.mailer.script = only_for(1, Rejected(provider="smtp", code="5.1.1"))
+    await stage.send()
+    assert await stage.counts() == {SENT: 1, DEFERRED: 1}
+    assert await stage.pool.fetchval("SELECT count(*) FROM cap_uses") == 1
+    stage.pass_time(timedelta(minutes=1))
+    assert (await stage.send_due(channel=Channel.SMS)).done
+    assert await stage.counts() == {SENT: 2}
+    assert await stage.pool.fetchval("SELECT count(*) FROM cap_uses") == 2
+
+
 async def test_local_time_waves_wait_for_their_moment(stage: CampaignStage):
     stage.clock.at = START
     await stage.set_up(4)
@@ -978,10 +1052,30 @@ async def test_c95_a_window_is_kept_for_each_message_not_at_the_start(stage: Cam
     assert await stage.counts() == {SENT: 20, DEFERRED: 20}
     due = await stage.campaigns.due(TENANT, stage.campaign_id)
     assert due.earliest is not None
-    assert due.earliest >= stage.clock.at.replace(hour=9, minute=0) + timedelta(days=1)
+    morning = stage.clock.at.replace(hour=9, minute=0) + timedelta(days=1)
+    buckets = await stage.pool.fetch("SELECT DISTINCT due_at FROM decisions WHERE state = 1")
+    assert morning <= due.earliest == min(bucket["due_at"] for bucket in buckets)
+    # Nine o'clock is no wall.
+    assert len(buckets) > 1
+    assert max(bucket["due_at"] for bucket in buckets) <= morning + DEFERRAL_SPREAD
     stage.clock.at = due.earliest + timedelta(minutes=5)
     assert (await stage.send_due()).done
     assert everybody_once(stage, range(40))
+
+
+async def test_the_spread_after_a_closed_window_carries_nobody_past_the_end(stage: CampaignStage):
+    await stage.set_up(10)
+    stage.clock.at = stage.clock.at.replace(hour=19, minute=59)
+    morning = stage.clock.at.replace(hour=9, minute=0) + timedelta(days=1)
+    deadline = morning + timedelta(seconds=1)
+    await stage.launch(window="09:00-20:00", deadline=deadline.isoformat())
+    await stage.plan()
+    stage.clock.at = stage.clock.at.replace(hour=20, minute=0)
+    await stage.send()
+    assert await stage.counts() == {DEFERRED: 10}
+    stage.clock.at = morning
+    assert (await stage.send_due()).done
+    assert everybody_once(stage, range(10))
 
 
 # --- the end --------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from schemas.kinds import Channel, Mode, RecipientState
 from schemas.messages import OutboundEmail, OutboundSms
 from schemas.notifications import NoRung, Objection, Sendable, Settled
 from schemas.outcomes import Accepted, Cancelled, Deferred, Expired, Failed, Suppressed
+from sendloom.domain.budgets import DEFERRAL_SPREAD
 from sendloom.domain.outcomes import Cause
 from sendloom.errors import StoreUnavailable
 from sendloom.ports import Device, Move
@@ -160,6 +161,23 @@ async def test_quiet_hours_defer_and_the_next_plan_sends():
     assert isinstance(again, Sendable)
     assert again.not_after == datetime(2026, 3, 3, 22, 0, tzinfo=UTC)
     assert world.decisions.only().state is RecipientState.PENDING
+
+
+async def test_what_quiet_hours_hold_back_is_spread_over_some_minutes():
+    world = World()
+    world.person = a_person(world.sealer, consented=frozenset({"*"}))
+    world.clock.at = datetime(2026, 3, 2, 23, 0, tzinfo=UTC)
+    moments = set()
+    for n in range(10):
+        message = a_notification(f"n{n}", message_class=MARKETING, accepted_at=world.clock.at)
+        await world.accept(message)
+        step = await plan(world, message)
+        assert isinstance(step, Objection)
+        assert isinstance(step.outcome, Deferred)
+        moments.add(step.outcome.until)
+    morning = datetime(2026, 3, 3, 8, 0, tzinfo=UTC)
+    assert len(moments) > 1
+    assert all(morning <= moment < morning + DEFERRAL_SPREAD for moment in moments)
 
 
 @pytest.mark.parametrize(("zone", "counted"), [(None, 1), ("UTC", 0)])

@@ -9,9 +9,10 @@ import time_machine
 
 from api.deps import Parts
 from schemas.campaigns import CampaignInput
-from schemas.kinds import CampaignPhase, Channel, RecipientState
+from schemas.kinds import CampaignPhase, Channel, Kind, RecipientState
 from schemas.notifications import DecisionKey
-from sendloom.ports import Decision
+from sendloom.domain.ids import dead_letter_id
+from sendloom.ports import DeadLetter, Decision
 from tests.api.conftest import Account, code_of
 from tests.api.fakes import FakeWorkflows
 from tests.api.test_lists import lines, put, start
@@ -261,6 +262,46 @@ async def test_an_expired_campaign_is_never_replayed(account: Account, parts: Pa
     with time_machine.travel(datetime.now(UTC) + timedelta(seconds=5)):
         late = await account.post(f"/v1/campaigns/{id}/replay", {"states": ["failed"]})
         assert code_of(late) == (409, "not_replayable")
+
+
+@pytest.mark.parametrize("expired", [False, True])
+async def test_one_recipient_of_a_campaign_is_replayed_from_the_list_until_it_expires(
+    expired: bool, account: Account, parts: Parts, workflows: FakeWorkflows
+):
+    id = await running(account, parts, size=100)
+    await decided(account, parts, id)
+    failed = await account.get(f"/v1/campaigns/{id}/recipients", state="failed", limit=1)
+    [who] = [item["recipient_id"] for item in failed.json()["items"]]
+    [decision] = await parts.decisions.by_recipient(account.tenant, who, 10)
+    row = await parts.campaigns.get(account.tenant, id)
+    assert row is not None
+    assert row.expires_at is not None
+    letter = DeadLetter(
+        id=dead_letter_id(decision.key),
+        kind=Kind.CAMPAIGN,
+        ref_id=id,
+        decision=decision.key,
+        category=row.category,
+        channel=Channel.EMAIL,
+        state=decision.state,
+        code="4.2.1",
+        last_error="451 4.2.1 try again later",
+    )
+    await parts.dead_letters.add([letter])
+    with time_machine.travel(row.expires_at if expired else datetime.now(UTC)):
+        answer = await account.post(f"/v1/dead-letters/{letter.id}/replay")
+    after = await parts.decisions.read(decision.key)
+    assert after is not None
+    if expired:
+        assert code_of(answer) == (409, "not_replayable")
+        assert after == decision
+        assert workflows.due == []
+    else:
+        assert answer.json()["status"] == "replayed"
+        assert (after.state, after.reason) == (RecipientState.PENDING, "replay")
+        # The cursor has passed it: only a bucket brings it up again.
+        assert after.due_at is not None
+        assert [due.campaign_id for due in workflows.due] == [id]
 
 
 async def test_c11_a_campaign_of_one_tenant_never_reaches_anothers_list(

@@ -398,6 +398,9 @@ def test_the_day_is_the_recipients():
     assert late.date() == date(2026, 1, 16)
     uses = {"category:news": [TODAY]}
     assert decide(facts(policy, now=late, cap_uses=uses)) == Suppressed(Reason.FREQUENCY_CAP)
+    goes = decide(facts(policy, now=late))
+    assert isinstance(goes, Chosen)
+    assert goes.local_day == TODAY, "the day that is used up is theirs too"
     after_midnight = chicago("2026-01-16T00:00")
     assert isinstance(decide(facts(policy, now=after_midnight, cap_uses=uses)), Chosen)
 
@@ -616,6 +619,7 @@ def test_what_is_chosen_offends_no_rule(f: Facts):
         assert within(f.consented, channel)
     assert f.not_before is None or f.not_before <= f.now
     today = f.now.astimezone(f.zone).date()
+    assert verdict.local_day == (today if f.policy.caps else None)
     for rule in verdict.caps:
         uses = f.cap_uses.get(rule.scope, [])
         in_week = sum(d.isocalendar()[:2] == today.isocalendar()[:2] for d in uses)
