@@ -764,10 +764,11 @@ async def test_what_waits_for_a_retry_or_was_replayed_expires_and_is_counted(
     await stage.set_up(3)
     await stage.launch()
     await stage.plan()
-    stage.mailer.script = lambda mail: {
+    outcomes: dict[str, CallOutcome] = {
         address_of("r000001"): Failed(provider="smtp", code="4.2.1"),
         address_of("r000002"): Rejected(provider="smtp", code="5.7.1", scope=FaultScope.RECIPIENT),
-    }.get(mail.envelope_to)
+    }
+    stage.mailer.script = lambda mail: outcomes.get(mail.envelope_to)
     await stage.send()
     row = await stage.row()
     assert await stage.campaigns.replay(row, [REJECTED], bucket_of(stage.clock.now())) == 1
