@@ -1,5 +1,6 @@
 """What a stretch stands on: the campaign, its category's policy and its compiled templates, read once a stretch."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -169,15 +170,21 @@ class Grounds:
         self._catalog = catalog
         self._templates = templates
 
-    async def of(self, tenant: str, campaign_id: UUID) -> Ground:
-        """
+    async def of(self, tenant: str, campaign_id: UUID, served: Collection[Channel] = ()) -> Ground:
+        """`served`: the channels of its freeze, to which its ladder is kept: a rung that its category has got since has nobody who
+        sends there, and whoever was planned for it would wait for ever.
+
         Raises:
             ApplicationError: there is no such campaign, or it was never frozen; trying again changes nothing.
         """
         row = await self._campaigns.get(tenant, campaign_id)
         if row is None or row.frozen_at is None or row.version_id is None:
             raise ApplicationError("no frozen campaign", type="NoCampaign", non_retryable=True)
-        return await self.under(row)
+        ground = await self.under(row)
+        ladder = tuple(c for c in ground.policy.ladder if c in served)
+        if served and ladder != ground.policy.ladder:
+            ground = replace(ground, policy=replace(ground.policy, ladder=ladder))
+        return ground
 
     async def under(self, row: CampaignRow) -> Ground:
         """Of a row with an audience, also one that is only tried out and stored nowhere."""

@@ -278,7 +278,7 @@ class CampaignActivities:
 
     async def _plan(self, s: Stretch, began: float) -> StretchResult:
         ref = s.ref
-        ground = await self._grounds.of(ref.tenant, ref.campaign_id)
+        ground = await self._grounds.of(ref.tenant, ref.campaign_id, ref.channels)
         epoch = await self._campaigns.take_epoch(ref.tenant, ref.campaign_id, ref.shard, PLAN)
         page, closed = await self._campaigns.cursor(ref.tenant, ref.campaign_id, ref.shard, PLAN)
         if closed:

@@ -422,6 +422,7 @@ class CampaignStage:
             frozen_at=self.frozen.frozen_at,
             message_class=MessageClass.MARKETING,
             channel=channel,
+            channels=self.frozen.channels,
             **changes,
         )
 

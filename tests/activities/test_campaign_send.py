@@ -848,6 +848,45 @@ async def test_who_is_refused_on_one_rung_is_tried_on_the_next_in_its_own_lane(
     assert await stage.letters() == []
 
 
+async def change_ladder(stage: CampaignStage, *channels: str) -> None:
+    await stage.pool.execute("UPDATE categories SET ladder = $1", list(channels))
+
+
+async def test_who_is_planned_after_their_category_got_a_rung_is_not_put_on_it(
+    stage: CampaignStage,
+):
+    """The campaign has senders for the channels of its freeze; on any other its people would wait for ever."""
+    await stage.set_up(3, ladder=("email",))
+    await stage.launch()
+    await change_ladder(stage, "sms", "email")
+    await stage.plan()
+    assert (await stage.send()).done
+    assert await stage.counts() == {SENT: 3}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at once", "on the second try"])
+async def test_who_is_refused_after_their_category_got_a_rung_is_not_put_off_to_it(
+    stage: CampaignStage, again: bool
+):
+    await stage.set_up(3, ladder=("email",))
+    await stage.launch()
+    await stage.plan()
+    await change_ladder(stage, "email", "sms")
+    refused = Rejected(provider="smtp", code="5.1.1", scope=FaultScope.RECIPIENT)
+    if again:
+        later = Failed(provider="smtp", code="4.2.1", scope=FaultScope.RECIPIENT)
+        stage.mailer.script = only_for(1, later)
+        await stage.send()
+        assert await stage.counts() == {SENT: 2, DEFERRED: 1}
+        stage.pass_time(timedelta(minutes=2))
+        stage.mailer.script = only_for(1, refused)
+        assert (await stage.send_due()).done
+    else:
+        stage.mailer.script = only_for(1, refused)
+        assert (await stage.send()).done
+    assert await stage.counts() == {SENT: 2, RecipientState.REJECTED: 1}
+
+
 async def test_an_unknown_outcome_is_never_sent_again_unless_an_operator_says_so(
     stage: CampaignStage,
 ):
