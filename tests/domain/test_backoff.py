@@ -72,6 +72,20 @@ def test_attempts_and_total_time_both_end_it(attempt, age, over):
     assert exhausted(TRANSACTIONAL, attempt, NOW - timedelta(hours=age), NOW) is over
 
 
+@pytest.mark.parametrize(("left", "planned"), [(1, False), (2, False), (3, True)])
+def test_a_retry_that_would_come_after_the_total_time_is_not_planned(left, planned):
+    """Two seconds' wait, with this much of the total left, or of the message's own life."""
+    life, long = timedelta(seconds=left), timedelta(hours=30)
+    for since, not_after in (
+        (NOW - TRANSACTIONAL.total + life, NOW + long),
+        (NOW, NOW + life),
+    ):
+        at = next_attempt(
+            TRANSACTIONAL, 1, since=since, now=NOW, not_after=not_after, rng=lambda: 1.0
+        )
+        assert at == (NOW + timedelta(seconds=2) if planned else None)
+
+
 def test_c92_no_luck_with_jitter_burns_every_attempt_in_a_30_minute_outage():
     """A hundred reminders, many times over: each still has an attempt left when the provider is back."""
     rng = random.Random(92)
