@@ -44,7 +44,7 @@ from sendloom.stores.dead_letters import SQL as LETTERS
 from sendloom.stores.dead_letters import add_letters
 from sendloom.stores.decisions import PostgresDecisions, decision
 from sendloom.stores.lists import EMPTY
-from sendloom.stores.people import NOTHING, PostgresPeople, place_of
+from sendloom.stores.people import NOTHING, PostgresPeople, places_of
 from sendloom.stores.pool import (
     ACQUIRE,
     BULK,
@@ -644,9 +644,7 @@ def _sends(row: Record) -> list[PageSend]:
     )
     people: dict[str, tuple[str | None, str | None]] = {}
     if row["r_ids"] is not None:
-        places = parted(row["r_places"])
-        known = {place: place_of(place) for place in set(places)}
-        people = _mapped(row["r_ids"], map(known.__getitem__, places))
+        people = _mapped(row["r_ids"], places_of(row["r_places"]))
     addresses: dict[str, Address] = {}
     if row["a_ids"] is not None:
         verified = row["a_verifieds"] or repeat(row["a_verified"])

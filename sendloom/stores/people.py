@@ -117,14 +117,13 @@ class PageFacts(NamedTuple):
     ) -> "PageFacts":  # fmt: skip
         """As they come: texts joined; what is the same for all of them left out."""
         recipients = _list(r_ids)
-        places = [] if r_ids is None else parted(r_places)
-        known = {place: place_of(place) for place in set(places)}
+        places = [] if r_ids is None else places_of(r_places)
         addresses = _list(a_ids)
         count = len(addresses or ())
         return cls(
             recipients,
-            [known[place][0] for place in places],
-            [known[place][1] for place in places],
+            [locale for locale, _ in places],
+            [zone for _, zone in places],
             r_erased or [False] * len(places),
             addresses,
             _list(a_channels) or (),
@@ -172,8 +171,14 @@ class PageFacts(NamedTuple):
         return PageFacts(*columns)
 
 
-def place_of(text: str) -> tuple[str | None, str | None]:
-    """Locale and zone."""
+def places_of(text: str) -> list[tuple[str | None, str | None]]:
+    """Locale and zone of each; the different ones are few."""
+    places = parted(text)
+    known = {place: _place(place) for place in set(places)}
+    return [known[place] for place in places]
+
+
+def _place(text: str) -> tuple[str | None, str | None]:
     locale, _, zone = text.partition("\x1e")
     return locale or None, zone or None
 
