@@ -11,10 +11,10 @@ def give_way(pid: int, nice: int) -> None:
 
     Linux weighs sessions against each other before it looks at the processes in them (`sched_autogroup_enabled`, see
     sched(7)), so for a process that leads its session the nice value alone changes nothing. A batch job that wakes up takes the
-    processor from nobody at once: a campaign's processes, which wake each other for every mail, then work in longer runs, a fifth
-    faster, and who is not one comes first when it wakes. SCHED_IDLE kept passcodes no faster, gave way also to the campaign's own
-    database and relay, and starved beside anything else that was busy. Nothing happens when the process is gone or somebody
-    else's: this makes things smoother, never right.
+    processor from nobody at once: a campaign's processes, which wake each other for every mail, then work in longer runs, a tenth
+    cheaper (`benchmarks/README.md`), and who is not one comes first when it wakes. SCHED_IDLE kept passcodes no faster, gave way
+    also to the campaign's own database and relay, and starved beside anything else that was busy. Nothing happens when the
+    process is gone or somebody else's: this makes things smoother, never right.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpriority(os.PRIO_PROCESS, pid, nice)
