@@ -126,6 +126,9 @@ class PostgresCampaigns(PostgresPeople):
                 raise Refusal("unknown_campaign", "there is no such campaign", status=404)
             campaign = _campaign(row)
             if campaign.version_id is None:
+                await connection.fetchrow(
+                    SQL["lock_list"], tenant, campaign.list_id, timeout=STATEMENT
+                )
                 audience = await connection.fetchrow(
                     SQL["audience"], tenant, campaign.list_id, timeout=STATEMENT
                 )

@@ -44,6 +44,11 @@ SELECT
 -- include: columns
   FROM campaigns c WHERE c.tenant = $1 AND c.campaign_id = $2 FOR UPDATE
 
+-- name: lock_list
+-- Nobody makes another version current or withdraws this one while it is being pinned. In a statement of its own: one that
+-- waited here would read the new name of a version that its own snapshot does not show as ready yet.
+SELECT FROM lists WHERE tenant = $1 AND list_id = $2 FOR SHARE
+
 -- name: audience
 SELECT l.current_version, v.size, v.shards, v.page_size,
        n.state AS newest_state, n.reason AS newest_reason
@@ -52,8 +57,6 @@ SELECT l.current_version, v.size, v.shards, v.page_size,
   LEFT JOIN LATERAL (SELECT state, reason FROM list_versions n WHERE n.tenant = l.tenant AND n.list_id = l.list_id
                       ORDER BY created_at DESC LIMIT 1) n ON true
  WHERE l.tenant = $1 AND l.list_id = $2
-   -- Nobody withdraws the version while it is being pinned.
-   FOR SHARE OF l
 
 -- name: pin
 UPDATE campaigns c
