@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 from activities.facts import address_states, policy_of, spread_of
 from activities.rendering import NoTemplate, Templates
 from schemas.campaigns import CampaignSpec
-from schemas.kinds import Channel, RecipientState
+from schemas.kinds import Channel, LatenessPolicy, RecipientState
 from schemas.notifications import DecisionKey, trusted_decision_key
 from sendloom.domain import gates, pacing
 from sendloom.domain.backoff import bucket_of
@@ -92,9 +92,19 @@ class Ground:
         )
 
     def decide(
-        self, key: DecisionKey, person: Person, now: datetime, from_rung: int = 0
+        self,
+        key: DecisionKey,
+        person: Person,
+        now: datetime,
+        from_rung: int = 0,
+        *,
+        again: bool = False,
     ) -> tuple[Decision, list[CapUse]]:
-        """What to do for one person, and the caps it uses up."""
+        """What to do for one person, and the caps it uses up.
+
+        `again`: it was planned before, and whether it was late for its wave was judged then. Whoever waited for the moment is
+        asked after it, and has not missed it.
+        """
         if person.erased:
             return Decision(key, RecipientState.ERASED, reason="erased"), []
         if not person.exists:
@@ -102,7 +112,8 @@ class Ground:
         zone, guessed = zone_or_default(person.zone, self.tenant.default_zone)
         not_before = None
         if self.spec.local_time is not None:
-            moment = planned(self.spec.local_time, zone, now, self.spec.missed)
+            missed = LatenessPolicy.SEND if again else self.spec.missed
+            moment = planned(self.spec.local_time, zone, now, missed)
             if moment.at is None:
                 return Decision(key, RecipientState.EXPIRED, reason=Reason.SCHEDULED), []
             not_before = moment.at

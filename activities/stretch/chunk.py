@@ -261,7 +261,7 @@ class Chunks:
             if person is not None:
                 # Its own use of a cap is given back by the move and taken again when the next rung leaves.
                 person.cap_uses = {}
-                next_rung = ground.decide(one.key, person, now, rung + 1)[0]
+                next_rung = ground.decide(one.key, person, now, rung + 1, again=True)[0]
             if next_rung is not None and next_rung.channel is not None:
                 result.moves.append(
                     Move(

@@ -97,7 +97,7 @@ class DueRows(Work):
             # Uses may be this decision's own, from before a pause; the store can tell them apart, under its lock.
             person.cap_uses = {}
             key = ground.key(shard, page, row.recipient_id)
-            decision, caps = ground.decide(key, person, now, rung)
+            decision, caps = ground.decide(key, person, now, rung, again=True)
             if decision.state is RecipientState.PENDING and decision.channel is s.lane.channel:
                 going.append((row, person))
                 uses += caps
@@ -111,7 +111,7 @@ class DueRows(Work):
             if row.recipient_id in full:
                 person.cap_uses = by_id[row.recipient_id]
                 key = ground.key(shard, page, row.recipient_id)
-                decision, _ = ground.decide(key, person, now, rung)
+                decision, _ = ground.decide(key, person, now, rung, again=True)
                 if decision.state is RecipientState.PENDING:
                     # Filled up since it was read.
                     decision = replace(

@@ -1075,6 +1075,44 @@ async def test_local_time_waves_wait_for_their_moment(stage: CampaignStage):
     assert everybody_once(stage, range(4))
 
 
+@pytest.mark.parametrize("missed", ["send", "next_day", "skip"])
+async def test_a_wave_whose_caps_are_asked_again_is_not_taken_for_missed(
+    stage: CampaignStage, missed: str
+):
+    """It is asked at its moment, which is past by then; whoever was there in time has not missed it."""
+    stage.clock.at = START
+    await stage.set_up(3, caps=ONE_A_DAY)
+    await stage.launch(local_time="2026-03-02T18:00:00", missed=missed)
+    await stage.plan()
+    assert await stage.counts() == {DEFERRED: 3}
+    # A wire that fails at first: the retry is later still.
+    stage.mailer.script = only_for(1, Failed(provider="smtp", code="4.3.2"))
+    stage.pass_time(timedelta(hours=3, minutes=5))
+    assert (await stage.send_due()).done
+    assert await stage.counts() == {SENT: 2, DEFERRED: 1}
+    stage.mailer.script = lambda mail: None
+    stage.pass_time(timedelta(minutes=2))
+    assert (await stage.send_due()).done
+    assert everybody_once(stage, range(3))
+
+
+@pytest.mark.parametrize("missed", ["next_day", "skip"])
+async def test_who_is_refused_in_a_wave_goes_to_the_next_rung_in_the_same_wave(
+    stage: CampaignStage, missed: str
+):
+    stage.clock.at = START
+    await stage.set_up(2, ladder=("email", "sms"))
+    await stage.launch(local_time="2026-03-02T18:00:00", missed=missed)
+    await stage.plan()
+    stage.mailer.script = only_for(1, Rejected(provider="smtp", code="5.1.1"))
+    stage.pass_time(timedelta(hours=3, minutes=5))
+    assert (await stage.send_due()).done
+    assert await stage.counts() == {SENT: 1, DEFERRED: 1}
+    stage.pass_time(timedelta(minutes=1))
+    assert (await stage.send_due(channel=Channel.SMS)).done
+    assert await stage.counts() == {SENT: 2}
+
+
 async def test_c95_a_window_is_kept_for_each_message_not_at_the_start(stage: CampaignStage):
     await stage.set_up(40, page_size=10)
     stage.clock.at = stage.clock.at.replace(hour=19, minute=59)
