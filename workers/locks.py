@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from uuid import uuid4
 
 import asyncpg
 
@@ -14,6 +15,12 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY = 1.0
 """Seconds between two looks for a free place, and between two that ours is still ours."""
+
+_LEFT = """
+SELECT bool_and(pg_terminate_backend(pid, 2000)) FROM pg_stat_activity
+ WHERE application_name = $1 AND pid <> pg_backend_pid()
+"""
+"""Whether every session of ours that the server still has is gone now; null when there was none."""
 
 
 @asynccontextmanager
@@ -34,7 +41,9 @@ class PlaceLost(Exception):
 class Places:
     """At most so many processes serve at once, however many are started; the others stand by (LANE-8).
 
-    A place is a lock of a session of Postgres: it ends with the process that has it.
+    A place is a lock of a session of Postgres: it ends with the process that has it. The server may have the session longer than
+    we have the connection: by a moment when it was told to end it, by minutes when the network was cut. Until it is gone the place
+    is taken by nobody but ourselves.
     """
 
     def __init__(self, dsn: str, name: str, most: int, *, every: float = LOOK_EVERY) -> None:
@@ -42,6 +51,7 @@ class Places:
         self._name = name
         self._most = most
         self._every = every
+        self._us = f"sendloom place {uuid4()}"
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
     async def take(self) -> None:
@@ -97,8 +107,17 @@ class Places:
     async def _try(self) -> bool:
         await self.leave()
         with answering():
-            connection = await asyncpg.connect(self._dsn, timeout=5, command_timeout=5)
+            connection = await asyncpg.connect(
+                self._dsn,
+                timeout=5,
+                command_timeout=5,
+                server_settings={"application_name": self._us},
+            )
         try:
+            with answering():
+                left = await connection.fetchval(_LEFT, self._us)
+            if left is False:
+                raise StoreUnavailable("Postgres: an earlier session has not ended")
             for place in range(self._most):
                 with answering():
                     ours = await connection.fetchval(

@@ -19,7 +19,7 @@ from sendloom.embedded.parts import Part, Process, is_ready, kill_group, stop, t
 from sendloom.embedded.ports import PortTaken, is_free, who_listens
 from sendloom.embedded.state import PartState, Running, StackState, write_state
 from sendloom.errors import ConfigurationError
-from sendloom.platform.process import EXIT_CONFIGURATION
+from sendloom.platform.process import EXIT_CONFIGURATION, EXIT_TRY_AGAIN
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,6 +36,9 @@ class Backoff:
     """A part that ran this long starts from `first` again."""
     attempts: int = 4
     """What was never ready once and fails this often ends the start; what was ready before is restarted for ever."""
+    patience: float = 120
+    """Seconds in which a store that does not answer is no failure of the part: one of low priority may, while all others start,
+    be too slow to hear an answer that was given."""
 
 
 LOG_LIMIT = 20 * 1024 * 1024
@@ -124,7 +127,7 @@ class Supervisor:
         for need in part.needs:
             await self._unless_stopping(self._ready[need].wait())
         state = self.state.parts[part.name]
-        delay, failures = self._backoff.first, 0
+        delay, failures, first = self._backoff.first, 0, time.monotonic()
         while not self._stopping.is_set():
             started = time.monotonic()
             state.last_exit = await self._run_once(part, state)
@@ -134,7 +137,8 @@ class Supervisor:
                 return
             if not self._ready[part.name].is_set():
                 await self._thread(partial(self._check_ports, part))
-                failures += 1
+                waits = time.monotonic() - first < self._backoff.patience
+                failures += not (state.last_exit == EXIT_TRY_AGAIN and waits)
                 if failures >= self._backoff.attempts or state.last_exit == EXIT_CONFIGURATION:
                     raise ConfigurationError(self._why(part, state))
             if time.monotonic() - started > self._backoff.forgiven_after:
