@@ -9,7 +9,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.facts import address_states, policy_of, spread_of
 from activities.rendering import NoTemplate, Templates
-from schemas.campaigns import CampaignSpec
+from schemas.campaigns import CampaignSpec, DueInput
 from schemas.kinds import Channel, LatenessPolicy, RecipientState
 from schemas.notifications import DecisionKey, trusted_decision_key
 from sendloom.domain import gates, pacing
@@ -230,8 +230,32 @@ def usable(category: Category, parts: list[TemplateParts]) -> tuple[Channel, ...
     return tuple(c for c in category.ladder if c in SERVED and c in written)
 
 
+async def due_input(
+    row: CampaignRow, campaigns: CampaignStore, catalog: CatalogStore, *, closing: bool
+) -> DueInput:
+    """What the due loop of a frozen campaign is started with from outside of it, for rows that are in their buckets already.
+
+    It looks where campaigns are sent at all: a channel without a sender would hold it for ever, and with it the next replay.
+    And where rows wait, also on a rung that the category has lost since. No channels: there is nothing to look for.
+    """
+    assert row.frozen_at is not None
+    category = await catalog.category(row.tenant, row.category)
+    assert category is not None, "a category with a campaign cannot be removed"
+    parts = await catalog.template_parts(row.tenant, row.template_id, row.template_version)
+    waiting = await campaigns.due_by_channel(row.tenant, row.campaign_id)
+    return DueInput(
+        tenant=row.tenant,
+        mode=row.mode,
+        campaign_id=row.campaign_id,
+        frozen_at=row.frozen_at,
+        message_class=category.message_class,
+        channels=list(dict.fromkeys([*usable(category, parts), *sorted(waiting)])),
+        closing=closing,
+    )
+
+
 def _never(row: CampaignRow) -> datetime:
     return row.created_at + timedelta(days=365)
 
 
-__all__ = ["SERVED", "Ground", "Grounds", "NoTemplate", "usable"]
+__all__ = ["SERVED", "Ground", "Grounds", "NoTemplate", "due_input", "usable"]

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 from fastapi import APIRouter, Query, Request, Response
 
 from activities.campaign_audience import own_list, pin_segment
-from activities.campaign_ground import Grounds
+from activities.campaign_ground import Grounds, due_input
 from activities.campaign_row import campaign_row
 from activities.preflight import examine
 from activities.rendering import Templates
@@ -49,7 +49,6 @@ from schemas.campaigns import (
     CampaignSpec,
     Control,
     ControlSignal,
-    DueInput,
     PinnedSegment,
     PreflightReport,
 )
@@ -578,17 +577,6 @@ def current_bucket(now: datetime) -> datetime:
 
 async def work_due(parts: Parts, row: CampaignRow) -> None:
     """Have the rows that were just put into a bucket worked."""
-    category = await parts.catalog.category(row.tenant, row.category)
-    assert row.frozen_at is not None
-    assert category is not None, "a category with a campaign cannot be removed"
-    await parts.workflows.work_due(
-        DueInput(
-            tenant=row.tenant,
-            mode=row.mode,
-            campaign_id=row.campaign_id,
-            frozen_at=row.frozen_at,
-            message_class=category.message_class,
-            channels=list(category.ladder),
-            closing=row.phase in FINAL,
-        )
-    )
+    due = await due_input(row, parts.campaigns, parts.catalog, closing=row.phase in FINAL)
+    if due.channels:
+        await parts.workflows.work_due(due)

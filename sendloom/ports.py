@@ -831,6 +831,8 @@ class CampaignStore(Protocol):
 
     async def due(self, tenant: str, campaign_id: UUID) -> DueView: ...
 
+    async def due_by_channel(self, tenant: str, campaign_id: UUID) -> Mapping[Channel, DueView]: ...
+
     async def summarise(
         self, tenant: str, frozen_at: datetime, campaign_id: UUID, pages: Sequence[tuple[int, int]]
     ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from activities.campaign_ground import due_input
 from activities.campaign_row import campaign_row
 from activities.passcodes import HashCode, passcode_row
 from schemas.campaigns import DueInput
@@ -124,20 +125,9 @@ class Rebuild:
             self._counts[row.kind] += 1
 
     async def _replay(self, row: CampaignRow) -> None:
-        category = await self._catalog.category(row.tenant, row.category)
-        assert row.frozen_at is not None
-        assert category is not None, "a category with a campaign cannot be removed"
-        await self._work_due(
-            DueInput(
-                tenant=row.tenant,
-                mode=row.mode,
-                campaign_id=row.campaign_id,
-                frozen_at=row.frozen_at,
-                message_class=category.message_class,
-                channels=list(category.ladder),
-                closing=True,
-            )
-        )
+        due = await due_input(row, self._campaigns, self._catalog, closing=True)
+        if due.channels:
+            await self._work_due(due)
         self._counts["replays"] += 1
 
     async def _recur(self, row: ScheduleRow) -> None:

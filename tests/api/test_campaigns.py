@@ -250,6 +250,25 @@ async def test_replay_takes_the_failed_only_and_wakes_the_due_loop(
     assert code_of(bad) == (422, "invalid_body")
 
 
+@pytest.mark.parametrize("ladder", [["apns", "email"], ["apns"]])
+async def test_a_replay_is_worked_where_campaigns_are_sent_and_where_its_rows_wait(
+    account: Account, parts: Parts, workflows: FakeWorkflows, ladder: list[str]
+):
+    """A channel that no campaign is sent on would hold the loop for ever, and every later replay with it."""
+    id = await running(account, parts, size=100)
+    await decided(account, parts, id)
+    pool = parts.lists._pool  # type: ignore[attr-defined]
+    await pool.execute(
+        "UPDATE categories SET ladder = $2 WHERE tenant = $1 AND category = 'offers'",
+        account.tenant,
+        ladder,
+    )
+    answer = await account.post(f"/v1/campaigns/{id}/replay", {"states": ["failed"]})
+    assert answer.json() == {"count": 3}
+    [due] = workflows.due
+    assert due.channels == [Channel.EMAIL]
+
+
 async def test_an_expired_campaign_is_never_replayed(account: Account, parts: Parts):
     soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
     await with_list(account)

@@ -5,9 +5,9 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from schemas.campaigns import CampaignInput, CampaignSpec, DueInput
+from schemas.campaigns import CampaignInput, CampaignSpec, DueInput, DueView
 from schemas.content import CampaignContent
-from schemas.kinds import CampaignPhase, Kind, MessageClass, Mode
+from schemas.kinds import CampaignPhase, Channel, Kind, MessageClass, Mode
 from schemas.schedules import FireTrigger, TriggerResult
 from sendloom.ports import AcceptedRow, CampaignRow, ScheduleRow
 from tests.builders import (
@@ -18,6 +18,7 @@ from tests.builders import (
     a_notification,
     a_passcode,
     accepted_row,
+    template_parts,
 )
 from tests.builders import a_content as content
 from tests.fakes import START
@@ -31,12 +32,16 @@ class Campaigns:
     def __init__(self) -> None:
         self.rows: dict[UUID, CampaignRow] = {}
         self.replaying: list[CampaignRow] = []
+        self.waiting: dict[Channel, DueView] = {}
 
     async def insert(self, row: CampaignRow) -> None:
         self.rows.setdefault(row.campaign_id, row)
 
     async def waiting_after_close(self, limit: int) -> list[CampaignRow]:
         return self.replaying[:limit]
+
+    async def due_by_channel(self, tenant: str, campaign_id: UUID) -> dict[Channel, DueView]:
+        return self.waiting
 
 
 class Schedules:
@@ -175,8 +180,12 @@ async def test_schedules_are_applied_again_and_what_they_missed_is_judged_once()
 
 async def test_a_replay_of_a_campaign_that_has_ended_gets_its_due_loop_back():
     world = World()
-    world.catalog.categories[TENANT, "offers.weekly"] = a_category(MARKETING)
+    # Nobody sends campaigns over APNs, the template has no other content, and a text waits from when it was a rung.
+    ladder = (Channel.APNS, Channel.EMAIL)
+    world.catalog.categories[TENANT, "offers.weekly"] = a_category(MARKETING, ladder=ladder)
+    world.catalog.parts[TENANT, "t"] = [p for p in template_parts() if p.channel is Channel.EMAIL]
     lost = Lost(world)
+    lost.campaigns.waiting = {Channel.SMS: DueView(earliest=START, waiting=1)}
     row = replace(
         a_campaign(TENANT),
         phase=CampaignPhase.COMPLETED,
@@ -188,3 +197,4 @@ async def test_a_replay_of_a_campaign_that_has_ended_gets_its_due_loop_back():
     [due] = lost.due
     assert (due.campaign_id, due.frozen_at, due.closing) == (row.campaign_id, START, True)
     assert due.message_class is MessageClass.MARKETING
+    assert due.channels == [Channel.EMAIL, Channel.SMS]
