@@ -57,6 +57,7 @@ async def test_preflight_tells_what_a_launch_would_be_told_and_creates_nothing(
         ({"category": "orders"}, "marketing_only"),
         ({"template_id": "nope"}, "unknown_template"),
         ({"deadline": "2020-01-01T00:00:00Z"}, "deadline_infeasible"),
+        ({"expires_at": "2020-01-01T00:00:00Z"}, "ttl_expired"),
     ],
 )
 async def test_preflight_refuses_what_a_launch_refuses(
@@ -91,6 +92,8 @@ async def test_a_local_time_and_what_happens_when_it_has_passed_are_kept(
         ({"local_time": "2035-01-15T09:00+01:00"}, "invalid_body"),
         ({"deadline": "2020-01-01T00:00:00Z"}, "deadline_infeasible"),
         ({"send_at": "2035-01-02T00:00:00Z", "deadline": "2035-01-01T00:00:00Z"}, "deadline_infeasible"),
+        ({"expires_at": "2020-01-01T00:00:00Z"}, "ttl_expired"),
+        ({"send_at": "2035-01-02T00:00:00Z", "expires_at": "2035-01-02T00:00:00Z"}, "ttl_expired"),
         ({"rate_per_second": 0}, "invalid_body"),
         ({"audience": {"sent_of": "00000000-0000-0000-0000-000000000000"}}, "invalid_body"),
         ({"list_id": None}, "invalid_body"),
