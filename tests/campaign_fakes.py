@@ -105,14 +105,17 @@ class ScriptedMailer:
 
 
 class ScriptedSms:
-    """Takes every text message."""
+    """Takes every text message, but for as long as it `answers` otherwise."""
 
     name = "sms"
 
     def __init__(self) -> None:
         self.took: list[Outbound] = []
+        self.answers: CallOutcome | None = None
 
     async def send(self, message: Outbound, message_class: MessageClass) -> CallOutcome:
+        if self.answers is not None:
+            return self.answers
         self.took.append(message)
         return Accepted(provider="sms", provider_message_id=message.reference)
 

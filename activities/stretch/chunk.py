@@ -11,7 +11,7 @@ from activities.campaign_ground import Ground
 from activities.stretch.allowance import Allowance
 from activities.stretch.claims import Claims
 from activities.stretch.lane import SendingLane
-from activities.stretch.rows import PENDING, Objection, Ready, Result, Row, key_of
+from activities.stretch.rows import PENDING, UNTRIED, Objection, Ready, Result, Row, key_of
 from activities.stretch.standing import Standing
 from schemas.kinds import ClaimState, FaultScope, RecipientState
 from schemas.outcomes import Accepted, CallOutcome, Failed, Rejected, Unknown
@@ -196,8 +196,10 @@ class Chunks:
         budget = RETRIES[ground.category.message_class]
         # Being asked to slow down says nothing about this recipient, so it burns no attempt; time still bounds it.
         attempt = row.attempt + (0 if outcome.throttled else 1)
-        start = ground.spec.send_at or ground.frozen_at
-        since = max(ground.frozen_at, row.not_before or ground.frozen_at, start)
+        # The time of a class runs from a row's first failure, not from the freeze: before it there may have been days of
+        # waiting for a second person, a pause, or half of a slow campaign. The row keeps that moment as its `not_before`.
+        first = row.reason is None or row.reason in UNTRIED
+        since = now if first else (row.not_before or ground.frozen_at)
         bucket = retry_bucket(max(attempt, 1), now, outcome.retry_after)
         if exhausted(budget, attempt, since, now) or bucket >= ground.ends_at:
             result.end_badly(
@@ -212,6 +214,7 @@ class Chunks:
                 Cause.SENDER,
                 reason=outcome.code,
                 attempt=attempt,
+                not_before=since,
                 due_at=bucket,
             )
         )
@@ -273,7 +276,7 @@ class Chunks:
                         channel=next_rung.channel,
                         rung=next_rung.rung,
                         attempt=0,
-                        not_before=next_rung.not_before,
+                        not_before=next_rung.not_before or now,
                         due_at=next_rung.due_at or bucket_of(now),
                     )
                 )

@@ -10,7 +10,9 @@ from schemas.notifications import DecisionKey, trusted_decision_key
 from schemas.outcomes import Rejected
 from sendloom.domain.backoff import bucket_of
 from sendloom.domain.outcomes import Cause
+from sendloom.domain.reasons import Reason
 from sendloom.ports import (
+    REPLAYED,
     CampaignRow,
     ClaimResult,
     ClaimScope,
@@ -21,6 +23,9 @@ from sendloom.ports import (
 
 PENDING = frozenset({RecipientState.PENDING})
 """What a sender moves away from, but for proof that somebody has it."""
+IN_FLIGHT = "in_flight"
+UNTRIED = frozenset[str](Reason) | {REPLAYED, IN_FLIGHT}
+"""Reasons of rows that wait for something else than a retry."""
 
 
 @dataclass(slots=True)
@@ -116,4 +121,4 @@ def later(key: DecisionKey, until: datetime, reason: str) -> Move:
 
 def in_flight(key: DecisionKey, until: datetime) -> Move:
     """Somebody else's lease runs until then."""
-    return later(key, until + timedelta(seconds=1), "in_flight")
+    return later(key, until + timedelta(seconds=1), IN_FLIGHT)

@@ -793,16 +793,23 @@ async def test_a_provider_that_names_a_time_is_not_asked_before_it(stage: Campai
     assert due.earliest == stage.clock.now() + wait
 
 
+@pytest.mark.parametrize(
+    ("waited", "spec"), [(0, {}), (2, {}), (2, {"local_time": "2026-03-02T18:00:00"})]
+)
 async def test_who_is_only_ever_throttled_is_given_up_when_the_total_time_of_the_class_is_over(
-    stage: CampaignStage,
+    stage: CampaignStage, waited: int, spec: Mapping[str, str]
 ):
-    """A throttle burns no attempt, so it is time that ends it (CAMP-14)."""
+    """A throttle burns no attempt, so it is time that ends it (CAMP-14): from the first attempt, however long a pause or the
+    campaign itself had lasted by then."""
+    total = RETRIES[MessageClass.MARKETING].total
+    stage.clock.at = START
     await stage.set_up(1)
-    began = (await stage.launch()).frozen_at
+    await stage.launch(**spec)
     await stage.plan()
+    stage.clock.at = began = stage.clock.now() + waited * total
     stage.mailer.script = lambda mail: Failed(provider="smtp", code="4.7.28", throttled=True)
     await stage.send()
-    total = RETRIES[MessageClass.MARKETING].total
+    await stage.send_due()
     stage.clock.at = began + total - timedelta(minutes=2)
     await stage.send_due()
     assert await stage.states() == {"deferred": 1}
@@ -846,6 +853,25 @@ async def test_who_is_refused_on_one_rung_is_tried_on_the_next_in_its_own_lane(
     assert len(stage.sms.took) == 1
     assert await stage.counts() == {SENT: 3}
     assert await stage.letters() == []
+
+
+async def test_the_next_rung_has_the_whole_time_of_the_class(stage: CampaignStage):
+    """However late in the campaign, a text that fails the first time is tried again."""
+    await stage.set_up(1, ladder=("email", "sms"))
+    await stage.launch()
+    await stage.plan()
+    stage.pass_time(2 * RETRIES[MessageClass.MARKETING].total)
+    stage.mailer.script = only_for(0, Rejected(provider="smtp", code="5.1.1"))
+    await stage.send()
+    stage.sms.answers = Failed(provider="sms", code="429", throttled=True)
+    for _ in range(2):
+        stage.pass_time(timedelta(minutes=2))
+        await stage.send_due(channel=Channel.SMS)
+        assert await stage.counts() == {DEFERRED: 1}
+    stage.sms.answers = None
+    stage.pass_time(timedelta(minutes=2))
+    await stage.send_due(channel=Channel.SMS)
+    assert await stage.counts() == {SENT: 1}
 
 
 async def change_ladder(stage: CampaignStage, *channels: str) -> None:
