@@ -1,6 +1,6 @@
 """What a stretch stands on: the campaign, its category's policy and its compiled templates, read once a stretch."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -45,7 +45,7 @@ class Ground:
     tenant: Tenant
     category: Category
     policy: Policy
-    """Its ladder has only the rungs that the template has content for."""
+    """Its ladder is where the campaign sends."""
     parts: list[TemplateParts]
     templates: Templates
     frozen_at: datetime
@@ -181,21 +181,15 @@ class Grounds:
         self._catalog = catalog
         self._templates = templates
 
-    async def of(self, tenant: str, campaign_id: UUID, served: Collection[Channel] = ()) -> Ground:
-        """`served`: the channels of its freeze, to which its ladder is kept: a rung that its category has got since has nobody who
-        sends there, and whoever was planned for it would wait for ever.
-
+    async def of(self, tenant: str, campaign_id: UUID) -> Ground:
+        """
         Raises:
             ApplicationError: there is no such campaign, or it was never frozen; trying again changes nothing.
         """
         row = await self._campaigns.get(tenant, campaign_id)
         if row is None or row.frozen_at is None or row.version_id is None:
             raise ApplicationError("no frozen campaign", type="NoCampaign", non_retryable=True)
-        ground = await self.under(row)
-        ladder = tuple(c for c in ground.policy.ladder if c in served)
-        if served and ladder != ground.policy.ladder:
-            ground = replace(ground, policy=replace(ground.policy, ladder=ladder))
-        return ground
+        return await self.under(row)
 
     async def under(self, row: CampaignRow) -> Ground:
         """Of a row with an audience, also one that is only tried out and stored nowhere."""
@@ -215,7 +209,7 @@ class Grounds:
             spec=spec,
             tenant=owner,
             category=category,
-            policy=replace(policy, ladder=usable(category, parts), send_window=window),
+            policy=replace(policy, ladder=channels_of(row, category, parts), send_window=window),
             parts=parts,
             templates=self._templates,
             frozen_at=row.frozen_at,
@@ -224,33 +218,37 @@ class Grounds:
         )
 
 
-def usable(category: Category, parts: list[TemplateParts]) -> tuple[Channel, ...]:
-    """The category's rungs that campaigns serve and the template has content for."""
+def channels_of(
+    row: CampaignRow, category: Category, parts: Sequence[TemplateParts]
+) -> tuple[Channel, ...]:
+    """Where a campaign sends, first tried first. On a rung that its category gets after the freeze nobody sends: whoever was planned
+    for it would wait for ever.
+
+    Before the freeze, and where none were pinned at it: the category's rungs that campaigns serve and the template has content for.
+    """
+    if row.channels is not None:
+        return row.channels
     written = {part.channel for part in parts}
     return tuple(c for c in category.ladder if c in SERVED and c in written)
 
 
-async def due_input(
-    row: CampaignRow, campaigns: CampaignStore, catalog: CatalogStore, *, closing: bool
-) -> DueInput:
+async def due_input(row: CampaignRow, catalog: CatalogStore) -> DueInput:
     """What the due loop of a frozen campaign is started with from outside of it, for rows that are in their buckets already.
 
-    It looks where campaigns are sent at all: a channel without a sender would hold it for ever, and with it the next replay.
-    And where rows wait, also on a rung that the category has lost since. No channels: there is nothing to look for.
+    No channels: there is nothing to look for. A channel without a sender would hold it for ever, and with it the next replay.
     """
     assert row.frozen_at is not None
     category = await catalog.category(row.tenant, row.category)
     assert category is not None, "a category with a campaign cannot be removed"
     parts = await catalog.template_parts(row.tenant, row.template_id, row.template_version)
-    waiting = await campaigns.due_by_channel(row.tenant, row.campaign_id)
     return DueInput(
         tenant=row.tenant,
         mode=row.mode,
         campaign_id=row.campaign_id,
         frozen_at=row.frozen_at,
         message_class=category.message_class,
-        channels=list(dict.fromkeys([*usable(category, parts), *sorted(waiting)])),
-        closing=closing,
+        channels=list(channels_of(row, category, parts)),
+        closing=row.closed_at is not None,
     )
 
 
@@ -258,4 +256,4 @@ def _never(row: CampaignRow) -> datetime:
     return row.created_at + timedelta(days=365)
 
 
-__all__ = ["SERVED", "Ground", "Grounds", "NoTemplate", "due_input", "usable"]
+__all__ = ["SERVED", "Ground", "Grounds", "NoTemplate", "channels_of", "due_input"]

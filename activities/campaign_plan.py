@@ -12,7 +12,7 @@ from uuid import uuid5
 
 from temporalio import activity
 
-from activities.campaign_ground import Ground, Grounds, usable
+from activities.campaign_ground import Ground, Grounds, channels_of
 from activities.guard_rails import watch_over
 from activities.heartbeats import heartbeating
 from activities.lane_guard import LaneGuard, watching
@@ -28,6 +28,7 @@ from schemas.campaigns import (
     ControlWish,
     DueView,
     FreezeResult,
+    Frozen,
     PhaseChange,
     PreflightReport,
     Refused,
@@ -151,7 +152,7 @@ class CampaignActivities:
                 under_way=row.phase in _UNDER_WAY,
             )
 
-    async def _freeze(self, row: CampaignRow) -> Any:
+    async def _freeze(self, row: CampaignRow) -> Frozen:
         category = await self._catalog.category(row.tenant, row.category)
         if category is None:
             raise Refusal("unknown_category", "the category is not there", field="category")
@@ -160,17 +161,14 @@ class CampaignActivities:
         parts = await self._templates.parts(row.tenant, row.template_id, row.template_version)
         if not parts:
             raise Refusal("unknown_template", "the template version is not there")
-        channels = usable(category, parts)
+        channels = channels_of(row, category, parts)
         if not channels:
             raise Refusal("no_template", "the template has no content for the category's channels")
         for part in parts:
             self._templates.compiled(parts, part.channel, part.locale, row.tenant)
         if row.version_id is None:
             await self._write_audience(row)
-        frozen = await self._campaigns.freeze(row.tenant, row.campaign_id, self._now())
-        return frozen.model_copy(
-            update={"channels": list(channels), "message_class": category.message_class}
-        )
+        return await self._campaigns.freeze(row.tenant, row.campaign_id, self._now(), channels)
 
     async def _write_audience(self, row: CampaignRow) -> None:
         """For a correction the list of who got the other campaign (CAMP-12), for a segment the list of its members (CAMP-2).
@@ -278,7 +276,7 @@ class CampaignActivities:
 
     async def _plan(self, s: Stretch, began: float) -> StretchResult:
         ref = s.ref
-        ground = await self._grounds.of(ref.tenant, ref.campaign_id, ref.channels)
+        ground = await self._grounds.of(ref.tenant, ref.campaign_id)
         epoch = await self._campaigns.take_epoch(ref.tenant, ref.campaign_id, ref.shard, PLAN)
         page, closed = await self._campaigns.cursor(ref.tenant, ref.campaign_id, ref.shard, PLAN)
         if closed:
@@ -362,7 +360,13 @@ class CampaignActivities:
     async def _read(self, ground: Ground, shard: int, page: int) -> PagePeople:
         row = ground.row
         return await self._campaigns.page_people(
-            row.tenant, row.category, ground.version_id, shard, page, bool(ground.policy.caps)
+            row.tenant,
+            row.category,
+            ground.version_id,
+            shard,
+            page,
+            bool(ground.policy.caps),
+            channels=ground.policy.ladder,
         )
 
     async def _plan_page(self, ground: Ground, shard: int, page: int, people: PagePeople) -> None:

@@ -23,7 +23,7 @@ class CampaignSendActivities:
     async def send(self, s: Stretch) -> StretchResult:
         """Sends what is planned of one shard on one channel, from the durable cursor, for some seconds."""
         ref, lane = s.ref, self.lane
-        ground = await lane.grounds.of(ref.tenant, ref.campaign_id, ref.channels)
+        ground = await lane.grounds.of(ref.tenant, ref.campaign_id)
         epoch = await lane.campaigns.take_epoch(
             ref.tenant, ref.campaign_id, ref.shard, lane.channel
         )
@@ -34,7 +34,7 @@ class CampaignSendActivities:
     async def send_due(self, s: DueStretch) -> StretchResult:
         """Sends the rows of one channel whose bucket has come. It takes no epoch: each row's claim is its fence."""
         lane = self.lane
-        ground = await lane.grounds.of(s.tenant, s.campaign_id, s.channels)
+        ground = await lane.grounds.of(s.tenant, s.campaign_id)
         stretch = StretchRun(
             lane, ground, s.mode, s.max_recipients, s.max_seconds, half_rate=s.half_rate
         )

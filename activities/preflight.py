@@ -24,7 +24,11 @@ async def examine(
     row = ground.row
     if sample is None:
         sample = await campaigns.sample(
-            row.tenant, row.category, ground.version_id, preflight.SAMPLE
+            row.tenant,
+            row.category,
+            ground.version_id,
+            preflight.SAMPLE,
+            channels=ground.policy.ladder,
         )
     rehearsal = preflight.rehearse(_specimens(ground, sample), ground.template, row.variables)
     size = row.size or 0

@@ -577,6 +577,6 @@ def current_bucket(now: datetime) -> datetime:
 
 async def work_due(parts: Parts, row: CampaignRow) -> None:
     """Have the rows that were just put into a bucket worked."""
-    due = await due_input(row, parts.campaigns, parts.catalog, closing=row.phase in FINAL)
+    due = await due_input(row, parts.catalog)
     if due.channels:
         await parts.workflows.work_due(due)

@@ -203,8 +203,6 @@ class DueStretch(Wire):
     frozen_at: datetime
     message_class: MessageClass
     channel: Channel
-    channels: list[Channel] = []
-    """All that are served, as of the freeze; nobody is put off to another. From before this was said: none."""
     max_recipients: int = 5_000
     max_seconds: float = 10.0
     half_rate: bool = False

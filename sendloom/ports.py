@@ -490,12 +490,14 @@ class PeopleStore(Protocol):
         recipient_ids: Sequence[str],
         cap_days: bool,
         *,
+        channels: Sequence[Channel] | None = None,
         unread: bool = False,
     ) -> list[Person]:
         """One Person per id, in order, in one statement. `unread`: also while suppressions cannot be read, for who only takes
         something on; it is asked again before anything leaves.
 
-        `category` selects preferences and consents, and its ladder which addresses and devices are looked for.
+        `category` selects preferences and consents, and its ladder which addresses and devices are looked for; for a campaign its
+        own `channels` do.
         """
         ...
 
@@ -660,6 +662,8 @@ class CampaignRow:
     """Who asked for it, as the audit log knows them."""
     approved_by: str | None = None
     """The second person, where one is needed."""
+    channels: tuple[Channel, ...] | None = None
+    """Where it sends, first tried first; pinned. None before the freeze, and where it was frozen before they were."""
 
 
 @dataclass(slots=True)
@@ -726,8 +730,12 @@ class CampaignStore(Protocol):
 
     async def recent(self, tenant: str, limit: int) -> list[CampaignRow]: ...
 
-    async def freeze(self, tenant: str, campaign_id: UUID, frozen_at: datetime) -> Frozen:
-        """Pin the list's current ready version, once; a repeat returns what was pinned.
+    async def freeze(
+        self, tenant: str, campaign_id: UUID, frozen_at: datetime, channels: Sequence[Channel]
+    ) -> Frozen:
+        """Pin the list's current ready version and the channels, once; a repeat returns what was pinned.
+
+        One frozen before channels were pinned has none, and is answered with what is given.
 
         Raises:
             Refusal: `list_not_ready`, `list_failed`, `list_empty`, `unknown_list`.
@@ -804,13 +812,29 @@ class CampaignStore(Protocol):
         ...
 
     async def page_people(
-        self, tenant: str, category: str, version_id: UUID, shard: int, page: int, cap_days: bool
+        self,
+        tenant: str,
+        category: str,
+        version_id: UUID,
+        shard: int,
+        page: int,
+        cap_days: bool,
+        *,
+        channels: Sequence[Channel] | None = None,
     ) -> PagePeople:
-        """A page's people, in one statement."""
+        """A page's people, in one statement. `channels`: as in `people`."""
         ...
 
-    async def sample(self, tenant: str, category: str, version_id: UUID, most: int) -> list[Member]:
-        """At most so many people, evenly over the audience; always the same ones."""
+    async def sample(
+        self,
+        tenant: str,
+        category: str,
+        version_id: UUID,
+        most: int,
+        *,
+        channels: Sequence[Channel] | None = None,
+    ) -> list[Member]:
+        """At most so many people, evenly over the audience; always the same ones. `channels`: as in `people`."""
         ...
 
     async def approve(self, tenant: str, campaign_id: UUID, by: str) -> bool:
@@ -830,8 +854,6 @@ class CampaignStore(Protocol):
         ...
 
     async def due(self, tenant: str, campaign_id: UUID) -> DueView: ...
-
-    async def due_by_channel(self, tenant: str, campaign_id: UUID) -> Mapping[Channel, DueView]: ...
 
     async def summarise(
         self, tenant: str, frozen_at: datetime, campaign_id: UUID, pages: Sequence[tuple[int, int]]

@@ -425,7 +425,6 @@ class CampaignStage:
             frozen_at=self.frozen.frozen_at,
             message_class=MessageClass.MARKETING,
             channel=channel,
-            channels=self.frozen.channels,
             **changes,
         )
 

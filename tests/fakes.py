@@ -184,6 +184,7 @@ class FakePeople(Outage):
         recipient_ids: Sequence[str],
         cap_days: bool,
         *,
+        channels: Sequence[Channel] | None = None,
         unread: bool = False,
     ) -> list[Person]:
         await self.reach("people")

@@ -125,7 +125,7 @@ class Rebuild:
             self._counts[row.kind] += 1
 
     async def _replay(self, row: CampaignRow) -> None:
-        due = await due_input(row, self._campaigns, self._catalog, closing=True)
+        due = await due_input(row, self._catalog)
         if due.channels:
             await self._work_due(due)
         self._counts["replays"] += 1

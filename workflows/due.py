@@ -129,7 +129,6 @@ class DueWorkflow:
                 frozen_at=due.frozen_at,
                 message_class=due.message_class,
                 channel=channel,
-                channels=due.channels,
                 half_rate=self._catch_up,
             ),
             task_queue=lane_for(channel, due.message_class).queue,

@@ -253,7 +253,11 @@ class Chunks:
             ids = [one.row.recipient_id for one, _ in result.rejected]
             found = await lane.insist(
                 lambda: lane.people.people(
-                    ground.row.tenant, ground.row.category, ids, bool(ground.policy.caps)
+                    ground.row.tenant,
+                    ground.row.category,
+                    ids,
+                    bool(ground.policy.caps),
+                    channels=ladder,
                 )
             )
             people = {person.recipient_id: person for person in found}

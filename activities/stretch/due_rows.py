@@ -83,7 +83,11 @@ class DueRows(Work):
         if not ground.policy.caps:
             return rows
         found = await lane.people.people(
-            ground.row.tenant, ground.row.category, [row.recipient_id for row in rows], True
+            ground.row.tenant,
+            ground.row.category,
+            [row.recipient_id for row in rows],
+            True,
+            channels=ground.policy.ladder,
         )
         now = lane.now()
         ladder = ground.policy.ladder

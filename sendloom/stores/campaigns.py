@@ -119,7 +119,9 @@ class PostgresCampaigns(PostgresPeople):
         """Campaigns that have ended, with rows in a due bucket, over all tenants; for rebuild."""
         return [_campaign(row) for row in await self._fetch(SQL["waiting_after_close"], limit)]
 
-    async def freeze(self, tenant: str, campaign_id: UUID, frozen_at: datetime) -> Frozen:
+    async def freeze(
+        self, tenant: str, campaign_id: UUID, frozen_at: datetime, channels: Sequence[Channel]
+    ) -> Frozen:
         async with self._transaction() as connection:
             row = await connection.fetchrow(SQL["lock"], tenant, campaign_id, timeout=STATEMENT)
             if row is None:
@@ -143,6 +145,7 @@ class PostgresCampaigns(PostgresPeople):
                     audience["shards"],
                     audience["page_size"],
                     frozen_at,
+                    list(channels),
                     timeout=STATEMENT,
                 )
                 assert pinned is not None
@@ -162,7 +165,7 @@ class PostgresCampaigns(PostgresPeople):
             shards=campaign.shards,
             pages=about["pages"],
             page_size=campaign.page_size,
-            channels=[Channel(channel) for channel in about["ladder"]],
+            channels=list(channels if campaign.channels is None else campaign.channels),
             message_class=MessageClass(about["message_class"]),
             expires_at=campaign.expires_at,
         )
@@ -316,14 +319,6 @@ class PostgresCampaigns(PostgresPeople):
         row = await self._row(SQL["due"], tenant, campaign_id, timeout=BULK)
         assert row is not None
         return DueView(earliest=row["earliest"], waiting=row["waiting"])
-
-    async def due_by_channel(self, tenant: str, campaign_id: UUID) -> dict[Channel, DueView]:
-        rows = await self._fetch(SQL["due_by_channel"], tenant, campaign_id, timeout=BULK)
-        return {
-            Channel(row["channel"]): DueView(earliest=row["earliest"], waiting=row["waiting"])
-            for row in rows
-            if row["channel"] is not None
-        }
 
     # --- counts -----------------------------------------------------------------------------------------------------
 
@@ -697,7 +692,13 @@ def _mapped(ids: str, values: Iterable[T]) -> dict[str, T]:
 
 def _campaign(row: Record) -> CampaignRow:
     campaign = CampaignRow(*row)
-    return replace(campaign, mode=Mode(campaign.mode), phase=CampaignPhase(campaign.phase))
+    channels = campaign.channels
+    return replace(
+        campaign,
+        mode=Mode(campaign.mode),
+        phase=CampaignPhase(campaign.phase),
+        channels=None if channels is None else tuple(map(Channel, channels)),
+    )
 
 
 def _control(row: Record) -> Control:

@@ -30,21 +30,30 @@ class PostgresPeople(PostgresStore):
         recipient_ids: Sequence[str],
         cap_days: bool,
         *,
+        channels: Sequence[Channel] | None = None,
         unread: bool = False,
     ) -> list[Person]:
         if not recipient_ids:
             return []
         ids = list(recipient_ids)
-        row = await self._row(SQL["people"], tenant, category, cap_days, joined(ids))
+        row = await self._row(SQL["people"], tenant, category, cap_days, channels, joined(ids))
         assert row is not None
         people = _people(ids, PageFacts.of(*row))
         return [people[id] for id in ids]
 
     async def page_people(
-        self, tenant: str, category: str, version_id: UUID, shard: int, page: int, cap_days: bool
+        self,
+        tenant: str,
+        category: str,
+        version_id: UUID,
+        shard: int,
+        page: int,
+        cap_days: bool,
+        *,
+        channels: Sequence[Channel] | None = None,
     ) -> PagePeople:
         row = await self._row(
-            SQL["page_people"], tenant, category, cap_days, version_id, shard, page
+            SQL["page_people"], tenant, category, cap_days, channels, version_id, shard, page
         )
         assert row is not None
         joined_ids, *facts = row
@@ -57,9 +66,17 @@ class PostgresPeople(PostgresStore):
         """Of a page's addresses: (channel, address hash) → reason."""
         return facts.suppressed()
 
-    async def sample(self, tenant: str, category: str, version_id: UUID, most: int) -> list[Member]:
+    async def sample(
+        self,
+        tenant: str,
+        category: str,
+        version_id: UUID,
+        most: int,
+        *,
+        channels: Sequence[Channel] | None = None,
+    ) -> list[Member]:
         row = await self._row(
-            SQL["sample"], tenant, category, False, version_id, most, timeout=BULK
+            SQL["sample"], tenant, category, False, channels, version_id, most, timeout=BULK
         )
         return _members(row)
 

@@ -237,6 +237,35 @@ async def test_a_launch_pins_the_audience_once(stage: CampaignStage):
     assert again.frozen == first
 
 
+@pytest.mark.parametrize("ladder", [("sms",), ("sms", "email"), ("apns",)])
+async def test_a_launch_pins_where_it_sends_whatever_its_category_becomes(
+    stage: CampaignStage, ladder: tuple[str, ...]
+):
+    """After a rebuild the workflow freezes again, and what runs with other channels would never end, or not begin again."""
+    await stage.set_up(5, ladder=("email",))
+    first = await stage.launch()
+    await change_ladder(stage, *ladder)
+    again = await stage.run(stage.plan_activities().freeze, stage.ref)
+    assert again.frozen == first
+    assert first.channels == [Channel.EMAIL]
+    assert (await stage.row()).channels == (Channel.EMAIL,)
+
+
+async def test_frozen_before_channels_were_pinned_it_goes_by_its_categorys_ladder(
+    stage: CampaignStage,
+):
+    await stage.set_up(5, ladder=("email",))
+    await stage.launch()
+    await stage.pool.execute("UPDATE campaigns SET channels = NULL")
+    await change_ladder(stage, "apns", "sms")
+    again = await stage.run(stage.plan_activities().freeze, stage.ref)
+    assert again.frozen is not None
+    assert again.frozen.channels == [Channel.SMS]
+    await stage.plan()
+    assert (await stage.send(channel=Channel.SMS)).done
+    assert await stage.counts() == {SENT: 5}
+
+
 # --- crash points: architecture, section 5 --------------------------------------------------------------------------------
 
 
@@ -878,13 +907,14 @@ async def change_ladder(stage: CampaignStage, *channels: str) -> None:
     await stage.pool.execute("UPDATE categories SET ladder = $1", list(channels))
 
 
-async def test_who_is_planned_after_their_category_got_a_rung_is_not_put_on_it(
-    stage: CampaignStage,
+@pytest.mark.parametrize("ladder", [("sms", "email"), ("sms",)])
+async def test_who_is_planned_after_their_categorys_ladder_changed_is_sent_to_as_at_the_freeze(
+    stage: CampaignStage, ladder: tuple[str, ...]
 ):
     """The campaign has senders for the channels of its freeze; on any other its people would wait for ever."""
     await stage.set_up(3, ladder=("email",))
     await stage.launch()
-    await change_ladder(stage, "sms", "email")
+    await change_ladder(stage, *ladder)
     await stage.plan()
     assert (await stage.send()).done
     assert await stage.counts() == {SENT: 3}
@@ -911,6 +941,38 @@ async def test_who_is_refused_after_their_category_got_a_rung_is_not_put_off_to_
         stage.mailer.script = only_for(1, refused)
         assert (await stage.send()).done
     assert await stage.counts() == {SENT: 2, RecipientState.REJECTED: 1}
+
+
+async def test_who_is_refused_after_their_category_lost_a_rung_goes_on_to_it_all_the_same(
+    stage: CampaignStage,
+):
+    await stage.set_up(3, ladder=("email", "sms"))
+    await stage.launch()
+    await stage.plan()
+    await change_ladder(stage, "email")
+    refused = Rejected(provider="smtp", code="5.1.1", scope=FaultScope.RECIPIENT)
+    stage.mailer.script = only_for(1, refused)
+    assert (await stage.send()).done
+    stage.pass_time(timedelta(minutes=1))
+    assert (await stage.send_due(channel=Channel.SMS)).done
+    assert len(stage.sms.took) == 1
+    assert await stage.counts() == {SENT: 3}
+
+
+async def test_who_was_put_off_is_asked_about_on_the_channels_of_the_freeze(stage: CampaignStage):
+    """Caps are asked again before a second try, and with them everything else about the person."""
+    await stage.set_up(3, ladder=("email",), caps=ONE_A_DAY)
+    await stage.launch()
+    await stage.plan()
+    later = Failed(provider="smtp", code="4.2.1", scope=FaultScope.RECIPIENT)
+    stage.mailer.script = only_for(1, later)
+    await stage.send()
+    assert await stage.counts() == {SENT: 2, DEFERRED: 1}
+    await change_ladder(stage, "sms")
+    stage.pass_time(timedelta(minutes=2))
+    stage.mailer.script = lambda mail: None
+    assert (await stage.send_due()).done
+    assert await stage.counts() == {SENT: 3}
 
 
 async def test_an_unknown_outcome_is_never_sent_again_unless_an_operator_says_so(

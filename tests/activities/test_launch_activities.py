@@ -54,6 +54,14 @@ async def test_an_audience_of_few_is_looked_at_whole(stage: CampaignStage, size:
     assert report.checked >= min(size, 90)
 
 
+async def test_an_audience_is_looked_at_on_the_channels_of_the_freeze(stage: CampaignStage):
+    await stage.set_up(3, ladder=("email",))
+    await stage.launch()
+    await stage.pool.execute("UPDATE categories SET ladder = '{sms}'")
+    report = await preflight(stage)
+    assert (report.ok, report.checked) == (True, 3)
+
+
 async def test_a_missing_name_refuses_the_launch_with_examples_and_without_addresses(
     stage: CampaignStage,
 ):

@@ -548,7 +548,7 @@ async def test_c72_an_audience_rebuilt_in_a_loop_is_the_old_or_the_new_one_and_n
             seconds += 1
             at = NINE + timedelta(seconds=seconds)
             [ref] = (await case.wake(at, woken_for=at)).fired
-            frozen = await stores.campaigns.freeze(world.tenant, ref, at)
+            frozen = await stores.campaigns.freeze(world.tenant, ref, at, (Channel.EMAIL,))
             while_building += building
             pinned = await stores.campaigns.get(world.tenant, ref)
             assert pinned is not None

@@ -1,5 +1,6 @@
 """Campaigns through the API: accepted in no time, controlled by a row, counted so that it adds up (CAMP-1, CAMP-5, CAMP-10)."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -98,7 +99,7 @@ async def running(account: Account, parts: Parts, size: int = 3) -> UUID:
     """A frozen campaign, without its workflow."""
     await with_list(account, size)
     id = UUID((await account.post("/v1/campaigns", campaign(), key="c")).json()["id"])
-    await parts.campaigns.freeze(account.tenant, id, datetime.now(UTC))
+    await parts.campaigns.freeze(account.tenant, id, datetime.now(UTC), (Channel.EMAIL,))
     await parts.campaigns.set_phase(account.tenant, id, CampaignPhase.RUNNING)
     return id
 
@@ -159,12 +160,17 @@ GROUPS = {
 }
 
 
-async def decided(account: Account, parts: Parts, id: UUID) -> None:
+async def decided(
+    account: Account,
+    parts: Parts,
+    id: UUID,
+    groups: Mapping[tuple[RecipientState, str | None], int] = GROUPS,
+) -> None:
     """Everybody's decision, as the groups say."""
     row = await parts.campaigns.get(account.tenant, id)
     assert row is not None
     assert row.frozen_at is not None
-    states = [group for group, n in GROUPS.items() for _ in range(n)]
+    states = [group for group, n in groups.items() for _ in range(n)]
     pool = parts.lists._pool  # type: ignore[attr-defined]
     places = await pool.fetch(
         "SELECT shard, page, recipient_id FROM list_rows WHERE tenant = $1 AND version_id = $2",
@@ -250,23 +256,54 @@ async def test_replay_takes_the_failed_only_and_wakes_the_due_loop(
     assert code_of(bad) == (422, "invalid_body")
 
 
-@pytest.mark.parametrize("ladder", [["apns", "email"], ["apns"]])
-async def test_a_replay_is_worked_where_campaigns_are_sent_and_where_its_rows_wait(
-    account: Account, parts: Parts, workflows: FakeWorkflows, ladder: list[str]
+@pytest.mark.parametrize(
+    ("pinned", "ladder", "worked"),
+    [
+        (True, ["apns", "sms"], [[Channel.EMAIL]]),
+        (False, ["apns", "sms"], [[Channel.SMS]]),
+        (False, ["apns"], []),
+    ],
+)
+async def test_a_replay_is_worked_where_the_campaign_sends(
+    pinned: bool,
+    ladder: list[str],
+    worked: list[list[Channel]],
+    account: Account,
+    parts: Parts,
+    workflows: FakeWorkflows,
 ):
-    """A channel that no campaign is sent on would hold the loop for ever, and every later replay with it."""
-    id = await running(account, parts, size=100)
-    await decided(account, parts, id)
+    """Whatever its category's ladder has become since the freeze; that counts for what was frozen without its channels.
+
+    A channel that no campaign is sent on would hold the loop for ever, and every later replay with it.
+    """
+    part = {"channel": "sms", "locale": "en", "text": "Hello"}
+    made = await account.post(
+        "/v1/templates/both/versions",
+        {"parts": [part, {**part, "channel": "email", "subject": "Hi"}], "publish": True},
+        key="both",
+    )
+    assert made.is_success, made.text
+    await with_list(account)
+    created = await account.post(
+        "/v1/campaigns", campaign(template_id="both", variables={}), key="c"
+    )
+    id = UUID(created.json()["id"])
+    await parts.campaigns.freeze(account.tenant, id, datetime.now(UTC), (Channel.EMAIL,))
+    await parts.campaigns.set_phase(account.tenant, id, CampaignPhase.COMPLETED)
+    await decided(account, parts, id, {(RecipientState.FAILED, "timeout"): 3})
     pool = parts.lists._pool  # type: ignore[attr-defined]
     await pool.execute(
         "UPDATE categories SET ladder = $2 WHERE tenant = $1 AND category = 'offers'",
         account.tenant,
         ladder,
     )
+    if not pinned:
+        forget = "UPDATE campaigns SET channels = NULL WHERE tenant = $1"
+        await pool.execute(forget, account.tenant)
     answer = await account.post(f"/v1/campaigns/{id}/replay", {"states": ["failed"]})
     assert answer.json() == {"count": 3}
-    [due] = workflows.due
-    assert due.channels == [Channel.EMAIL]
+    assert [due.channels for due in workflows.due] == worked
+    assert all(due.closing for due in workflows.due)
 
 
 async def test_an_expired_campaign_is_never_replayed(account: Account, parts: Parts):
@@ -276,7 +313,7 @@ async def test_an_expired_campaign_is_never_replayed(account: Account, parts: Pa
     id = UUID(created.json()["id"])
     not_yet = await account.post(f"/v1/campaigns/{id}/replay", {"states": ["failed"]})
     assert code_of(not_yet) == (409, "campaign_not_frozen")
-    await parts.campaigns.freeze(account.tenant, id, datetime.now(UTC))
+    await parts.campaigns.freeze(account.tenant, id, datetime.now(UTC), (Channel.EMAIL,))
 
     with time_machine.travel(datetime.now(UTC) + timedelta(seconds=5)):
         late = await account.post(f"/v1/campaigns/{id}/replay", {"states": ["failed"]})
@@ -333,6 +370,6 @@ async def test_c11_a_campaign_of_one_tenant_never_reaches_anothers_list(
     assert code_of(answer) == (422, "unknown_list")
     await with_list(account, size=2)
     id = UUID((await account.post("/v1/campaigns", campaign(), key="c")).json()["id"])
-    frozen = await parts.campaigns.freeze(account.tenant, id, datetime.now(UTC))
+    frozen = await parts.campaigns.freeze(account.tenant, id, datetime.now(UTC), (Channel.EMAIL,))
     assert frozen.size == 2
     assert (await other.get("/v1/campaigns")).json()["items"] == []

@@ -154,7 +154,9 @@ class World:
     async def launch(self, list_id: str = "everyone", frozen_at: datetime = NOW) -> CampaignRow:
         row = a_campaign(self.tenant, list_id)
         await self.stores.campaigns.insert(row)
-        await self.stores.campaigns.freeze(self.tenant, row.campaign_id, frozen_at)
+        await self.stores.campaigns.freeze(
+            self.tenant, row.campaign_id, frozen_at, (Channel.EMAIL, Channel.SMS)
+        )
         frozen = await self.stores.campaigns.get(self.tenant, row.campaign_id)
         assert frozen is not None
         return frozen

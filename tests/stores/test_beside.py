@@ -76,6 +76,10 @@ async def test_a_page_and_its_people_know_who_is_suppressed(
     sample = await people.sample(world.tenant, CAT, campaign.version_id, 99)
     for person in (*found, *(member.person for member in sample)):
         assert person.suppressed.get(Channel.EMAIL) == right[person.recipient_id]
+    by_sms = (Channel.SMS,)
+    [nowhere] = await people.people(world.tenant, CAT, ["r000"], False, channels=by_sms)
+    [member] = await people.sample(world.tenant, CAT, campaign.version_id, 1, channels=by_sms)
+    assert (nowhere.addresses, member.person.addresses) == ({}, {})
 
 
 async def test_receipts_reach_the_guard_rails(

@@ -26,6 +26,7 @@ from tests.stores.conftest import NOW, Stores, World, a_campaign, a_row
 R = RecipientState
 MINUTE = timedelta(minutes=1)
 BUCKET = NOW - MINUTE
+MAIL = (Channel.EMAIL,)
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
@@ -77,16 +78,19 @@ async def test_freezing_pins_the_version_once(stores: Stores, world: World) -> N
     first = await world.list_of([a_row(n) for n in range(7)])
     row = a_campaign(world.tenant)
     await stores.campaigns.insert(row)
-    frozen = await stores.campaigns.freeze(world.tenant, row.campaign_id, NOW)
+    both = (Channel.EMAIL, Channel.SMS)
+    frozen = await stores.campaigns.freeze(world.tenant, row.campaign_id, NOW, both)
     assert (frozen.size, frozen.pages, frozen.page_size, frozen.shards) == (7, 3, 3, 1)
     assert frozen.channels == [Channel.EMAIL, Channel.SMS]
     assert frozen.expires_at == NOW + timedelta(days=1)
     await world.list_of([a_row(1)])
-    again = await stores.campaigns.freeze(world.tenant, row.campaign_id, NOW + MINUTE)
+    again = await stores.campaigns.freeze(
+        world.tenant, row.campaign_id, NOW + MINUTE, (Channel.SMS,)
+    )
     assert again == frozen
     stored = await stores.campaigns.get(world.tenant, row.campaign_id)
     assert stored is not None
-    assert (stored.version_id, stored.frozen_at) == (first, NOW)
+    assert (stored.version_id, stored.frozen_at, stored.channels) == (first, NOW, both)
 
 
 async def test_two_freezes_at_once_pin_the_same(stores: Stores, world: World) -> None:
@@ -95,7 +99,7 @@ async def test_two_freezes_at_once_pin_the_same(stores: Stores, world: World) ->
     await stores.campaigns.insert(row)
     frozen = await asyncio.gather(
         *(
-            stores.campaigns.freeze(world.tenant, row.campaign_id, NOW + n * MINUTE)
+            stores.campaigns.freeze(world.tenant, row.campaign_id, NOW + n * MINUTE, MAIL)
             for n in range(4)
         )
     )
@@ -123,7 +127,7 @@ async def test_a_freeze_that_waited_for_a_new_version_pins_that_one(
         await holder.execute("SELECT FROM lists WHERE tenant = $1 FOR UPDATE", tenant)
         both.create_task(lists.make_ready(tenant, newer.version_id))
         await waiting(1)
-        freezing = both.create_task(stores.campaigns.freeze(tenant, row.campaign_id, NOW))
+        freezing = both.create_task(stores.campaigns.freeze(tenant, row.campaign_id, NOW, MAIL))
         await waiting(2)
     assert (await freezing).size == len(rows)
 
@@ -135,7 +139,7 @@ async def test_what_cannot_be_sent_to_is_refused_with_a_code(stores: Stores, wor
         row = a_campaign(world.tenant, list_id)
         await stores.campaigns.insert(row)
         with pytest.raises(Refusal) as e:
-            await stores.campaigns.freeze(world.tenant, row.campaign_id, NOW)
+            await stores.campaigns.freeze(world.tenant, row.campaign_id, NOW, MAIL)
         stored = await stores.campaigns.get(world.tenant, row.campaign_id)
         assert stored is not None
         assert stored.version_id is None
@@ -304,8 +308,6 @@ async def test_due_rows_come_bucket_by_bucket_and_stay_due_until_their_next_stat
         await stores.decisions.move([Move(planned[n].key, **deferral, due_at=due_at)])  # type: ignore[arg-type]
     view = await stores.campaigns.due(world.tenant, campaign.campaign_id)
     assert (view.earliest, view.waiting) == (early, 5)
-    by_channel = await stores.campaigns.due_by_channel(world.tenant, campaign.campaign_id)
-    assert by_channel == {Channel.EMAIL: view}
     assert await stores.campaigns.due_sends(campaign, Channel.SMS, NOW, 10) == []
     [first] = await stores.campaigns.due_sends(campaign, Channel.EMAIL, NOW, 1)
     assert (first[0], first[1], [s.recipient_id for s in first[2]]) == (0, 2, ["r007"])

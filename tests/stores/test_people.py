@@ -70,6 +70,20 @@ async def test_only_what_the_category_may_use_is_looked_for(stores: Stores, worl
     assert (set(ann.addresses), len(ann.devices)) == ({Channel.EMAIL, Channel.SMS}, 1)
 
 
+async def test_a_campaigns_own_channels_are_looked_for_instead(
+    stores: Stores, world: World
+) -> None:
+    t, category, pinned = world.tenant, "offers.weekly", (Channel.SMS,)
+    version = await world.list_of([a_row(0, phone="+12025550101")])
+    await stores.catalog.put_category(a_category(t, ladder=(Channel.EMAIL,)))
+    page = (t, category, version, 0, 0, False)
+    [ann] = await stores.people.people(t, category, ["r000"], False, channels=pinned)
+    [first] = (await stores.people.page_people(*page, channels=pinned)).people
+    [member] = await stores.people.sample(t, category, version, 1, channels=pinned)
+    for person in (ann, first, member.person):
+        assert set(person.addresses) == {Channel.SMS}
+
+
 async def test_one_person_is_read_like_many(stores: Stores, world: World) -> None:
     await stores.recipients.upsert(world.tenant, [RecipientWrite("ann", addresses=(EMAIL,))])
     [ann] = await stores.people.people(world.tenant, "offers.weekly", ["ann"], True)

@@ -157,7 +157,7 @@ async def fill(s: Stores, t: str, mark: str) -> None:
     await s.recipients.set_preferences(t, WHO, [Preference("*", "sms", True, mark)])
     await s.recipients.record_consents(t, WHO, [Consent(CAT, "*", True, NOW, mark, mark)])
     await s.campaigns.insert(replace(campaign(t), version_id=None, name=mark, spec={"m": mark}))
-    await s.campaigns.freeze(t, ID, NOW)
+    await s.campaigns.freeze(t, ID, NOW, (Channel.EMAIL,))
     await s.campaigns.take_epoch(t, ID, 0, "email")
     decision = Decision(key(t), R.PENDING, Channel.EMAIL, reason=mark)
     payload = DeliveryRow(delivery_key(t), HASH, mark.encode())
@@ -222,7 +222,7 @@ CALLS: dict[str, Call] = {
     "PostgresCampaigns.insert": lambda s, t: s.campaigns.insert(campaign(t)),
     "PostgresCampaigns.get": lambda s, t: s.campaigns.get(t, ID),
     "PostgresCampaigns.recent": lambda s, t: s.campaigns.recent(t, 99),
-    "PostgresCampaigns.freeze": lambda s, t: s.campaigns.freeze(t, ID, NOW),
+    "PostgresCampaigns.freeze": lambda s, t: s.campaigns.freeze(t, ID, NOW, (Channel.EMAIL,)),
     "PostgresCampaigns.list_failure": lambda s, t: s.campaigns.list_failure(t, ID),
     "PostgresCampaigns.set_phase": lambda s, t: s.campaigns.set_phase(
         t, ID, CampaignPhase.CANCELLED
@@ -249,7 +249,6 @@ CALLS: dict[str, Call] = {
         campaign(t), Channel.EMAIL, NOW + DAY, 99
     ),
     "PostgresCampaigns.due": lambda s, t: s.campaigns.due(t, ID),
-    "PostgresCampaigns.due_by_channel": lambda s, t: s.campaigns.due_by_channel(t, ID),
     "PostgresCampaigns.summarise": lambda s, t: s.campaigns.summarise(t, NOW, ID, [(0, 0)]),
     "PostgresCampaigns.summarise_all": lambda s, t: s.campaigns.summarise_all(campaign(t)),
     "PostgresCampaigns.counts": lambda s, t: s.campaigns.counts(t, ID),

@@ -5,10 +5,20 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from schemas.campaigns import CampaignInput, CampaignSpec, DueInput, DueView
+from schemas.campaigns import CampaignInput, CampaignSpec, DueInput
 from schemas.content import CampaignContent
-from schemas.kinds import CampaignPhase, Channel, Kind, MessageClass, Mode
+from schemas.kinds import (
+    CampaignPhase,
+    Channel,
+    FaultScope,
+    Kind,
+    MessageClass,
+    Mode,
+    RecipientState,
+)
+from schemas.outcomes import Rejected
 from schemas.schedules import FireTrigger, TriggerResult
+from sendloom.domain.backoff import bucket_of
 from sendloom.ports import AcceptedRow, CampaignRow, ScheduleRow
 from tests.builders import (
     MARKETING,
@@ -21,6 +31,7 @@ from tests.builders import (
     template_parts,
 )
 from tests.builders import a_content as content
+from tests.campaign_fakes import a_stage
 from tests.fakes import START
 from tests.stores.conftest import a_campaign, a_schedule
 from workers.rebuild import PAGE, Rebuild
@@ -32,16 +43,12 @@ class Campaigns:
     def __init__(self) -> None:
         self.rows: dict[UUID, CampaignRow] = {}
         self.replaying: list[CampaignRow] = []
-        self.waiting: dict[Channel, DueView] = {}
 
     async def insert(self, row: CampaignRow) -> None:
         self.rows.setdefault(row.campaign_id, row)
 
     async def waiting_after_close(self, limit: int) -> list[CampaignRow]:
         return self.replaying[:limit]
-
-    async def due_by_channel(self, tenant: str, campaign_id: UUID) -> dict[Channel, DueView]:
-        return self.waiting
 
 
 class Schedules:
@@ -180,12 +187,11 @@ async def test_schedules_are_applied_again_and_what_they_missed_is_judged_once()
 
 async def test_a_replay_of_a_campaign_that_has_ended_gets_its_due_loop_back():
     world = World()
-    # Nobody sends campaigns over APNs, the template has no other content, and a text waits from when it was a rung.
+    # Nobody sends campaigns over APNs.
     ladder = (Channel.APNS, Channel.EMAIL)
     world.catalog.categories[TENANT, "offers.weekly"] = a_category(MARKETING, ladder=ladder)
     world.catalog.parts[TENANT, "t"] = [p for p in template_parts() if p.channel is Channel.EMAIL]
     lost = Lost(world)
-    lost.campaigns.waiting = {Channel.SMS: DueView(earliest=START, waiting=1)}
     row = replace(
         a_campaign(TENANT),
         phase=CampaignPhase.COMPLETED,
@@ -197,4 +203,30 @@ async def test_a_replay_of_a_campaign_that_has_ended_gets_its_due_loop_back():
     [due] = lost.due
     assert (due.campaign_id, due.frozen_at, due.closing) == (row.campaign_id, START, True)
     assert due.message_class is MessageClass.MARKETING
-    assert due.channels == [Channel.EMAIL, Channel.SMS]
+    assert due.channels == [Channel.EMAIL]
+
+
+async def test_a_replay_goes_on_where_its_campaign_sent_whatever_its_category_has_become(
+    database: str,
+):
+    async with a_stage(database) as stage:
+        await stage.set_up(2, ladder=("email",))
+        await stage.launch()
+        await stage.plan()
+        stage.mailer.script = lambda mail: Rejected(
+            provider="smtp", code="5.1.1", scope=FaultScope.RECIPIENT
+        )
+        await stage.send()
+        await stage.campaigns.set_phase(TENANT, stage.campaign_id, CampaignPhase.COMPLETED)
+        bucket = bucket_of(stage.clock.now())
+        await stage.campaigns.replay(await stage.row(), [RecipientState.REJECTED], bucket)
+        await stage.pool.execute("UPDATE categories SET ladder = '{apns,sms}'")
+        lost = Lost(World())
+        lost.campaigns, lost.world.catalog = stage.campaigns, stage.catalog
+        assert await lost.run() == {"replays": 1}
+        # As a campaign is that was frozen before its channels were pinned.
+        await stage.pool.execute("UPDATE campaigns SET channels = NULL")
+        assert await lost.run() == {"replays": 1}
+        await stage.pool.execute("UPDATE categories SET ladder = '{apns}'")
+        assert await lost.run() == {"replays": 1}
+    assert [due.channels for due in lost.due] == [[Channel.EMAIL], [Channel.SMS]]

@@ -58,9 +58,10 @@ class PeopleBeside(PostgresPeople):
         recipient_ids: Sequence[str],
         cap_days: bool,
         *,
+        channels: Sequence[Channel] | None = None,
         unread: bool = False,
     ) -> list[Person]:
-        people = await super().people(tenant, category, recipient_ids, cap_days)
+        people = await super().people(tenant, category, recipient_ids, cap_days, channels=channels)
         try:
             async with asyncio.timeout(PATIENCE):
                 await _look(self._ledger, tenant, people)
@@ -84,8 +85,16 @@ class PeopleBeside(PostgresPeople):
                 suppressed |= {(channel, hash): reason for hash, reason in found.items()}
         return suppressed
 
-    async def sample(self, tenant: str, category: str, version_id: UUID, most: int) -> list[Member]:
-        members = await super().sample(tenant, category, version_id, most)
+    async def sample(
+        self,
+        tenant: str,
+        category: str,
+        version_id: UUID,
+        most: int,
+        *,
+        channels: Sequence[Channel] | None = None,
+    ) -> list[Member]:
+        members = await super().sample(tenant, category, version_id, most, channels=channels)
         await _look(self._ledger, tenant, [member.person for member in members])
         return members
 

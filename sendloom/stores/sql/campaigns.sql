@@ -1,7 +1,7 @@
 -- fragment: columns
 c.tenant, c.campaign_id, c.mode, c.name, c.category, c.template_id, c.template_version, c.list_id, c.version_id, c.spec, c.variables,
        c.phase, c.reason, c.size, c.shards, c.page_size, c.frozen_at, c.expires_at, c.created_at, c.closed_at, c.last_send_at,
-       c.created_by, c.approved_by
+       c.created_by, c.approved_by, c.channels
 
 -- name: insert
 WITH new AS (
@@ -60,14 +60,14 @@ SELECT l.current_version, v.size, v.shards, v.page_size,
 
 -- name: pin
 UPDATE campaigns c
-   SET version_id = $3, size = $4, shards = $5, page_size = $6, frozen_at = $7,
+   SET version_id = $3, size = $4, shards = $5, page_size = $6, frozen_at = $7, channels = $8,
        expires_at = coalesce(c.expires_at, $7::timestamptz + (SELECT g.ttl_seconds * interval '1 second' FROM categories g WHERE g.tenant = $1 AND g.category = c.category))
  WHERE c.tenant = $1 AND c.campaign_id = $2 AND c.version_id IS NULL
 RETURNING
 -- include: columns
 
 -- name: frozen
-SELECT g.message_class, g.ladder, (SELECT count(*) FROM list_pages p WHERE p.tenant = $1 AND p.version_id = $3) AS pages
+SELECT g.message_class, (SELECT count(*) FROM list_pages p WHERE p.tenant = $1 AND p.version_id = $3) AS pages
   FROM categories g WHERE g.tenant = $1 AND g.category = $2
 
 -- name: set_phase
@@ -217,11 +217,6 @@ ON CONFLICT (tenant, frozen_at, campaign_id, shard, page, recipient_id) DO UPDAT
 SELECT min(due_at) AS earliest, count(*) AS waiting FROM decisions
  WHERE tenant = $1 AND campaign_id = $2 AND due_at IS NOT NULL AND state IN (0, 1)
    AND frozen_at = (SELECT frozen_at FROM campaigns WHERE tenant = $1 AND campaign_id = $2)
-
--- name: due_by_channel
-SELECT channel, min(due_at) AS earliest, count(*) AS waiting FROM decisions
- WHERE tenant = $1 AND campaign_id = $2 AND due_at IS NOT NULL AND state IN (0, 1)
-   AND frozen_at = (SELECT frozen_at FROM campaigns WHERE tenant = $1 AND campaign_id = $2) GROUP BY channel
 
 -- name: summarise
 SELECT summarise_pages($1, $2, $3, $4::int[], $5::int[])

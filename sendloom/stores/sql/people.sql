@@ -3,16 +3,16 @@
 -- come as one text each (`pool.joined`), because both server and driver look at every element of an array.
 
 -- fragment: asked
--- Addresses and devices of channels that the category never uses are not looked for. '*' is "all marketing", so it says
--- something about marketing categories only. A category that is not there is asked about with everything.
+-- Addresses and devices of channels that nobody asks for are not looked for: those given, else the category's. '*' is "all
+-- marketing", so it says something about marketing categories only. A category that is not there is asked about with everything.
 asked AS MATERIALIZED (
     SELECT coalesce(c.message_class = 'marketing', false) AS marketing,
-           coalesce(c.ladder, ARRAY['email', 'sms', 'apns', 'fcm']) AS ladder
+           coalesce($4::text[], c.ladder, ARRAY['email', 'sms', 'apns', 'fcm']) AS ladder
       FROM (SELECT) one LEFT JOIN categories c ON c.tenant = $1 AND c.category = $2
 )
 
 -- fragment: facts
--- About the people of `l.ids`; $1 tenant, $2 category, $3 with caps.
+-- About the people of `l.ids`; $1 tenant, $2 category, $3 with caps, $4 channels.
 r.*, a.*, s.*, p.*, k.*, d.*, u.*
 
 -- fragment: looks
@@ -49,7 +49,7 @@ WITH
 -- include: asked
 SELECT
 -- include: facts
-  FROM (SELECT string_to_array($4, E'\x1f') AS ids) l
+  FROM (SELECT string_to_array($5, E'\x1f') AS ids) l
 -- include: looks
 
 -- name: sample
@@ -58,19 +58,19 @@ WITH
 -- include: asked
 , numbered AS (
     SELECT shard, page, size, row_number() OVER (ORDER BY shard, page) - 1 AS n, count(*) OVER () AS pages
-      FROM list_pages WHERE tenant = $1 AND version_id = $4
+      FROM list_pages WHERE tenant = $1 AND version_id = $5
 ), chosen AS (
     SELECT shard, page, size, pages FROM numbered
-     WHERE floor(n * least(pages, $5)::numeric / pages) <> floor((n - 1) * least(pages, $5)::numeric / pages)
+     WHERE floor(n * least(pages, $6)::numeric / pages) <> floor((n - 1) * least(pages, $6)::numeric / pages)
 ), picked AS (
     SELECT r.recipient_id, r.variables
       FROM chosen c
      CROSS JOIN LATERAL (
            SELECT recipient_id, variables, row_number() OVER (ORDER BY recipient_id) - 1 AS n
-             FROM list_rows WHERE tenant = $1 AND version_id = $4 AND shard = c.shard AND page = c.page
+             FROM list_rows WHERE tenant = $1 AND version_id = $5 AND shard = c.shard AND page = c.page
      ) r
-     WHERE floor(r.n * ceil($5::numeric / c.pages) / c.size) <> floor((r.n - 1) * ceil($5::numeric / c.pages) / c.size)
-     LIMIT $5
+     WHERE floor(r.n * ceil($6::numeric / c.pages) / c.size) <> floor((r.n - 1) * ceil($6::numeric / c.pages) / c.size)
+     LIMIT $6
 ), l AS MATERIALIZED (
     SELECT array_agg(recipient_id) AS ids, array_agg(variables) AS variables FROM picked
 )
@@ -84,7 +84,7 @@ WITH
 -- include: asked
 , l AS MATERIALIZED (
     SELECT array_agg(recipient_id) AS ids
-      FROM (SELECT recipient_id FROM list_rows WHERE tenant = $1 AND version_id = $4 AND shard = $5 AND page = $6
+      FROM (SELECT recipient_id FROM list_rows WHERE tenant = $1 AND version_id = $5 AND shard = $6 AND page = $7
              ORDER BY recipient_id) l
 )
 SELECT array_to_string(l.ids, E'\x1f') AS ids,
