@@ -15,6 +15,8 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 import redis
+from hypothesis import HealthCheck
+from hypothesis import settings as examples
 from temporalio.client import Client
 from temporalio.converter import DataConverter
 from temporalio.testing import WorkflowEnvironment
@@ -38,6 +40,12 @@ _CASSANDRA = os.environ.get(f"{PREFIX}CASSANDRA__HOSTS", "local")
 # What a developer has set for a stack of their own must not reach a test.
 for _name in [name for name in os.environ if name.startswith(PREFIX)]:
     del os.environ[_name]
+
+# A busy machine takes its time over an example, and a run that found what the one before had not would say nothing of what was
+# changed between them. `--hypothesis-profile=explore` looks further.
+examples.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+examples.register_profile("same", examples.get_profile("explore"), derandomize=True)
+examples.load_profile("same")
 
 _TEMPLATE = "sendloom_template"
 NO_CASSANDRA = "no Cassandra"

@@ -75,7 +75,13 @@ def _handler(
     answer: Callable[[str], tuple[int, bytes, str]],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
+        with contextlib.suppress(
+            OSError,
+            TimeoutError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+            ValueError,
+        ):
             async with asyncio.timeout(_REQUEST_SECONDS):
                 request = await reader.readuntil(b"\r\n\r\n")
                 method, _, rest = request.partition(b" ")

@@ -33,11 +33,13 @@ _WAIT_FOR_NOTHING = 60.0
 class RedisTokens:
     """Implements `Tokens`."""
 
-    def __init__(self, client: Redis, *, share: float = 0.2) -> None:
+    def __init__(
+        self, client: Redis, *, share: float = 0.2, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         # One hash tag, so that a cluster keeps the buckets of one script in one slot.
         self._take = client.register_script(script("take"))
         self._adapt = client.register_script(script("adapt"))
-        self._alone = LocalTokens(share=share)
+        self._alone = LocalTokens(share=share, clock=clock)
         self._down = False
 
     async def take(self, buckets: Sequence[tuple[str, float]], most: int) -> tuple[int, float]:

@@ -13,7 +13,7 @@ from api.ports import Gone
 from schemas.campaigns import ControlSignal
 
 ID = uuid4()
-SOON = 5.0
+SOON = 60.0
 
 
 class Campaign:
@@ -89,11 +89,13 @@ async def test_c75_of_a_flood_only_the_newest_of_each_is_told(campaign: Campaign
     assert len(campaign.told) <= 4
 
 
-async def test_an_older_row_does_not_take_a_newer_ones_place(campaign: Campaign, nudges: Nudges):
+async def test_an_older_row_does_not_take_a_newer_ones_place(campaign: Campaign):
+    nudges = Nudges(campaign.tell, first_pause=3600.0, longest_pause=3600.0)
     campaign.busy = 1
     await nudges.nudge(ID, "set_rate", ControlSignal(version=7), SOON)
     await nudges.nudge(ID, "set_rate", ControlSignal(version=6), SOON)
     await until_told(campaign, ("set_rate", 7))
+    await nudges.close()
 
 
 async def test_whoever_asks_while_it_is_busy_has_it_tried_at_once(campaign: Campaign):

@@ -228,9 +228,18 @@ async def test_a_stranger_can_be_verified_and_is_the_same_stranger_next_time(
     assert "ada" not in one.lower()
 
 
+async def in_one_window(parts: Parts, window: timedelta = timedelta(hours=1)) -> None:
+    """Not in the last seconds of one: windows start on whole multiples of their length."""
+    left = "SELECT date_bin($1::interval, now(), 'epoch') + $1::interval - now()"
+    pool = parts.catalog._pool  # type: ignore[attr-defined]
+    if (rest := await pool.fetchval(left, window)) < timedelta(seconds=10):
+        await asyncio.sleep(rest.total_seconds())
+
+
 async def test_an_address_is_not_flooded_with_codes_whatever_the_spelling(
-    account: Account, workflows: FakeWorkflows
+    account: Account, parts: Parts, workflows: FakeWorkflows
 ):
+    await in_one_window(parts)
     spellings = ["+12025550145", "+1 202 555 0145", "(202) 555-0145", "202.555.0145", "2025550145"]
     for n, spelling in enumerate(spellings):
         answer = await account.post("/v1/passcodes", verify(spelling), key=f"v-{n}")
@@ -244,7 +253,8 @@ async def test_an_address_is_not_flooded_with_codes_whatever_the_spelling(
     assert (await account.post("/v1/passcodes", verify("+12025550146"), key="o")).status_code == 202
 
 
-async def test_a_tenant_has_a_limit_of_its_own(new_account: Callable[..., Any]):
+async def test_a_tenant_has_a_limit_of_its_own(new_account: Callable[..., Any], parts: Parts):
+    await in_one_window(parts)
     account: Account = await new_account(verify_per_tenant=2)
     await account.set_up()
     codes = [

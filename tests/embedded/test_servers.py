@@ -42,9 +42,11 @@ async def test_temporal_has_the_namespace_and_the_search_attributes(
     assert counted.count == 0
 
 
-def test_postgres_runs_below_a_directory_that_is_closed_to_others(tmp_path: Path) -> None:
-    """As root it runs as another user, who must be let through."""
-    closed = tmp_path / "closed"
+def test_postgres_runs_below_a_directory_that_is_closed_to_others(
+    server_home: Path, tmp_path: Path
+) -> None:
+    """As root it runs as another user, who must be let through. Not below pytest's own: each pytest that begins closes that."""
+    closed = server_home / "closed"
     closed.mkdir(0o700)
     server = EmbeddedPostgres(
         directory=closed / "postgres", port=free_port(), password="p", for_tests=True

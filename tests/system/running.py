@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import httpx
@@ -21,6 +21,7 @@ from sendloom.embedded.state import read_state
 from sendloom.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
+T = TypeVar("T")
 
 
 class Stack:
@@ -61,20 +62,22 @@ class Stack:
     def settings(self) -> Settings:
         return load_settings({"SENDLOOM_HOME": str(self.home)})
 
-    def lose_temporal(self) -> None:
-        """Its database is gone, and then it is; the supervisor starts it on nothing."""
+    def lose_temporal(self, at_loss: Callable[[], T]) -> T:
+        """Its database is gone, and then it is; the supervisor starts it on nothing. What was so in that moment."""
         before = read_state(self.home).parts["temporal"].restarts
         for file in (self.home / "temporal").glob("temporal.db*"):
             file.unlink()
         process = read_state(self.home).parts["temporal"].process()
         assert process is not None
         process.kill()
+        lost = at_loss()
 
         def is_back() -> bool:
             state = read_state(self.home)
             return state.parts["temporal"].restarts > before and state.ready
 
         eventually(is_back, "Temporal to be started again")
+        return lost
 
 
 CONSENT = {

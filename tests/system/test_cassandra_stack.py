@@ -58,7 +58,7 @@ def test_a_campaign_whose_ledger_is_killed_reaches_everybody_once(stack: Stack) 
         eventually(
             lambda: client.campaign(campaign).phase == "completed",
             "the end",
-            120,
+            300,
             state=lambda: f"{client.campaign(campaign)}\n{tenant.mails()} mails\n{stack.state()}",
         )
         counts = client.campaign(campaign).counts

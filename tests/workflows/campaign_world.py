@@ -95,6 +95,7 @@ class CampaignWorld:
         self.gates: dict[Place, asyncio.Event] = {}
         """A stretch that reaches the place waits there."""
         self.at_gate: dict[Place, asyncio.Event] = {}
+        self.until_stopped: set[Place] = set()
         self.faults: dict[Place, str] = {}
         self.rate: float | None = None
         self.before_freeze: asyncio.Event | None = None
@@ -114,6 +115,12 @@ class CampaignWorld:
         place = (shard, page, channel)
         self.gates[place] = asyncio.Event()
         self.at_gate[place] = asyncio.Event()
+        return place
+
+    def gate_until_stopped(self, shard: int, page: int) -> Place:
+        """One that opens when its worker is told to stop, which takes nothing on after that."""
+        place = self.gate(shard, page)
+        self.until_stopped.add(place)
         return place
 
     def write_control(self, state: ControlState, reason: str = "") -> ControlSignal:
@@ -222,7 +229,10 @@ class CampaignWorld:
             self.running[channel] += 1
             if (gate := self.gates.get(place)) is not None:
                 self.at_gate[place].set()
-                await gate.wait()
+                if place in self.until_stopped:
+                    await activity.wait_for_worker_shutdown()
+                else:
+                    await gate.wait()
             self.running[channel] -= 1
             if self.control.state is not ControlState.RUNNING:
                 return self._stands(page)
@@ -342,6 +352,7 @@ async def serving(
     *,
     cached: int = 0,
     campaign: type = CampaignWorkflow,
+    grace: timedelta = timedelta(0),
 ) -> AsyncIterator[None]:
     """Marketing's flow queue and lanes."""
     workers = [
@@ -369,7 +380,12 @@ async def serving(
             workflow_failure_exception_types=[Exception],
         ),
         *(
-            Worker(client, task_queue=lane.queue, activities=[world.send, world.send_due])
+            Worker(
+                client,
+                task_queue=lane.queue,
+                activities=[world.send, world.send_due],
+                graceful_shutdown_timeout=grace,
+            )
             for lane in lanes_of(MARKETING)
         ),
     ]

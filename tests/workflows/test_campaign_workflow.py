@@ -1,6 +1,7 @@
 """A campaign's workflows: time skips, and no workflow is cached."""
 
 import asyncio
+import contextlib
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -563,8 +564,9 @@ async def test_a_replay_after_the_close_is_worked_by_a_due_loop_of_its_own(
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         )
         await eventually(lambda: len(world.sent_due) == 1)
-        # By itself it looks again when the next minute begins.
-        await handle.signal(DueWorkflow.look_again, LookAgain())
+        # By itself it looks again when the next minute begins, which may be now.
+        with contextlib.suppress(RPCError):
+            await handle.signal(DueWorkflow.look_again, LookAgain())
         result = await asyncio.wait_for(handle.result(), PATIENCE)
     assert result.waiting == 0
     assert len(world.sent_due) == 1
@@ -590,12 +592,13 @@ async def test_c93_workers_that_shut_down_and_come_back_finish_the_campaign(
     temporal_client: Client,
 ):
     world = CampaignWorld(shards=2, pages=6)
-    gate = world.gate(0, 2)
-    async with serving(temporal_client, world):
+    gate = world.gate_until_stopped(0, 2)
+    async with serving(temporal_client, world, grace=timedelta(seconds=30)):
         handle = await world.start(temporal_client)
         await world.at_gate[gate].wait()
-        world.gates[gate].set()
     assert world.closed is None
+    assert world.sent[gate] == 1, "what was in hand was finished"
+    world.gates.clear()
     async with serving(temporal_client, world):
         progress = await asyncio.wait_for(handle.result(), 60)
     assert progress.phase is CampaignPhase.COMPLETED
@@ -628,11 +631,11 @@ async def test_however_many_shards_only_a_window_of_them_is_in_flight_at_once(
     places = [world.gate(shard, 0) for shard in range(8)]
     async with serving(temporal_client, world, cached=100, campaign=ShortCampaign):
         handle = await world.start(temporal_client)
-        await eventually(lambda: world.running[Channel.EMAIL] == ShortCampaign.window, 20)
+        await eventually(lambda: world.running[Channel.EMAIL] == ShortCampaign.window)
         # Each child plans before it sends, and nothing holds that up.
         assert sorted(world.planned) == [0, 1, 2]
         world.gates[places[0]].set()
-        await eventually(lambda: len(world.planned) > ShortCampaign.window, 20)
+        await eventually(lambda: len(world.planned) > ShortCampaign.window)
         assert sorted(world.planned) == [0, 1, 2, 3]
         for place in places:
             world.gates[place].set()
