@@ -32,17 +32,18 @@ async def examine(
         )
     rehearsal = preflight.rehearse(_specimens(ground, sample), ground.template, row.variables)
     size = row.size or 0
+    start = max(now, ground.spec.send_at or now)
     forecast = preflight.forecast(
         Plan(
             size=size,
-            start=max(now, ground.spec.send_at or now),
+            start=start,
             asked_rate=ground.spec.rate_per_second if asked_rate is None else asked_rate,
             agreed_rate=preflight.agreed_rate(
                 ground.tenant.settings.get("rates"), ground.policy.ladder
             ),
             deadline=ground.spec.deadline,
             expires_at=row.expires_at,
-            last_wave=_last_wave(ground, sample, now),
+            last_wave=_last_wave(ground, sample, start),
         )
     )
     return _report(ground, rehearsal, forecast)
@@ -59,7 +60,8 @@ def _specimens(ground: Ground, sample: Sequence[Member]) -> list[Specimen]:
     return found
 
 
-def _last_wave(ground: Ground, sample: Sequence[Member], now: datetime) -> datetime | None:
+def _last_wave(ground: Ground, sample: Sequence[Member], start: datetime) -> datetime | None:
+    """Of who is planned at the start: what has passed by then has been missed."""
     local = ground.spec.local_time
     if local is None:
         return None
@@ -67,7 +69,7 @@ def _last_wave(ground: Ground, sample: Sequence[Member], now: datetime) -> datet
         planned(
             local,
             zone_or_default(member.person.zone, ground.tenant.default_zone)[0],
-            now,
+            start,
             ground.spec.missed,
         ).at
         for member in sample

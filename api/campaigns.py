@@ -124,7 +124,7 @@ async def _take_on(parts: Parts, ask: Ask, body: CampaignRequest) -> tuple[Accep
                 field="template_id",
             )
         spec = _spec(ask.now, body, segment)
-        expires_at = _expiry(ask.now, body, category)
+        expires_at = _expiry(ask.now, body, spec, category)
         list_id = body.list_id
         if list_id is None:
             list_id = await own_list(parts.lists, caller.id, ask.id, body.name, segment)
@@ -199,6 +199,7 @@ async def _source(parts: Parts, caller: Caller, id: UUID) -> tuple[CampaignRow, 
 
 
 _WESTERNMOST = timezone(timedelta(hours=-12))
+_EASTERNMOST = timezone(timedelta(hours=14))
 
 
 def _spec(
@@ -233,10 +234,19 @@ def _spec(
     )
 
 
-def _expiry(now: datetime, body: CampaignRequest, category: Category) -> datetime:
+def _expiry(
+    now: datetime, body: CampaignRequest, spec: CampaignSpec, category: Category
+) -> datetime:
+    """The category's time counts from when the last of its audience may leave: a wave of next week is not over before it."""
+    first = last = max(now, body.send_at or now)
+    if spec.local_time is not None:
+        if spec.missed is LatenessPolicy.NEXT_DAY:
+            last += timedelta(days=1)
+        first = max(first, spec.local_time.replace(tzinfo=_EASTERNMOST))
+        last = max(last, spec.local_time.replace(tzinfo=_WESTERNMOST))
     if body.expires_at is None:
-        return accept.expiry(max(now, body.send_at or now), None, category)
-    if body.expires_at <= max(now, body.send_at or now):
+        return accept.expiry(last, None, category)
+    if body.expires_at <= first:
         raise Refusal("ttl_expired", "it would have expired already", field="expires_at")
     return body.expires_at.astimezone(UTC)
 
@@ -269,6 +279,7 @@ async def preflight(body: CampaignRequest, caller: Campaigner, parts: PartsDep) 
         assert body.audience.sent_of is not None
         source, size = await _source(parts, caller, body.audience.sent_of)
         version_id = source.version_id
+    spec = _spec(now, body)
     tried = CampaignRow(
         tenant=caller.id,
         campaign_id=uuid4(),
@@ -279,7 +290,7 @@ async def preflight(body: CampaignRequest, caller: Campaigner, parts: PartsDep) 
         template_version=found.parts[0].version,
         list_id=body.list_id or "",
         version_id=version_id,
-        spec=_spec(now, body).model_dump(mode="json"),
+        spec=spec.model_dump(mode="json"),
         variables=body.variables,
         phase=CampaignPhase.PREFLIGHT,
         reason="",
@@ -287,7 +298,7 @@ async def preflight(body: CampaignRequest, caller: Campaigner, parts: PartsDep) 
         shards=None,
         page_size=None,
         frozen_at=now,
-        expires_at=_expiry(now, body, found.category),
+        expires_at=_expiry(now, body, spec, found.category),
         created_at=now,
         closed_at=None,
         last_send_at=None,

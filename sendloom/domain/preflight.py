@@ -133,16 +133,11 @@ def forecast(plan: Plan) -> Forecast:
     warnings: list[str] = []
     if plan.deadline is not None and plan.deadline <= plan.start:
         return Forecast(rate, None, "the deadline is not after the start")
-    if rate is None:
-        if plan.deadline is not None:
-            warnings.append(
-                "no rate is agreed with a provider, so whether the deadline holds is unknown"
-            )
-        return Forecast(warnings=tuple(warnings))
-    needed = timedelta(seconds=plan.size / rate)
-    finish = _later_of(plan.start + needed, plan.last_wave)
-    if plan.deadline is not None:
-        if plan.start + needed > plan.deadline:
+    finish = plan.last_wave
+    if rate is not None:
+        needed = timedelta(seconds=plan.size / rate)
+        finish = _later_of(plan.start + needed, plan.last_wave)
+        if plan.deadline is not None and plan.start + needed > plan.deadline:
             limit = "agreed with providers" if rate == plan.agreed_rate else "asked for"
             return Forecast(
                 rate,
@@ -150,13 +145,21 @@ def forecast(plan: Plan) -> Forecast:
                 f"{plan.size} recipients at the {rate:g} a second {limit} take until"
                 f" {finish:%Y-%m-%d %H:%M:%S} UTC, after the deadline",
             )
-        if plan.start + needed * DEADLINE_RESERVE > plan.deadline:
+        if plan.deadline is not None and plan.start + needed * DEADLINE_RESERVE > plan.deadline:
             warnings.append("the deadline holds only if nothing has to be tried twice")
-        if plan.last_wave is not None and plan.last_wave > plan.deadline:
-            warnings.append("some time zones' moment is after the deadline: they get nothing")
-    if plan.expires_at is not None and finish > plan.expires_at:
+    elif plan.deadline is not None:
+        warnings.append(
+            "no rate is agreed with a provider, so whether the deadline holds is unknown"
+        )
+    if _after(plan.last_wave, plan.deadline):
+        warnings.append("some time zones' moment is after the deadline: they get nothing")
+    if _after(finish, plan.expires_at):
         warnings.append("it expires before it can be finished: the rest gets nothing")
-    return Forecast(rate, finish, None, tuple(warnings))
+    return Forecast(rate, None if rate is None else finish, None, tuple(warnings))
+
+
+def _after(one: datetime | None, end: datetime | None) -> bool:
+    return one is not None and end is not None and one > end
 
 
 def _later_of(one: datetime, other: datetime | None) -> datetime:

@@ -17,6 +17,7 @@ from sendloom.domain.segments import Segment
 from sendloom.stores.lists import PostgresLists
 from sendloom.stores.recipients import PostgresRecipients
 from tests.campaign_fakes import CATEGORY, TENANT, CampaignStage, a_stage, address_of
+from tests.fakes import START
 
 
 @pytest_asyncio.fixture
@@ -96,6 +97,31 @@ async def test_a_deadline_beyond_the_agreed_rate_refuses_the_launch(stage: Campa
     assert report.code == "deadline_infeasible"
     assert report.finish_at == stage.clock.now() + timedelta(seconds=100)
     assert (await stage.row()).phase is CampaignPhase.FAILED
+
+
+@pytest.mark.parametrize(
+    ("spec", "finish"),
+    [
+        # Six in the evening is 18:00 UTC in London and 23:00 in New York, on which the last of them wait.
+        ({}, "2026-03-02T23:00:00+00:00"),
+        # Planned a day later, when it has passed for everybody.
+        ({"send_at": "2026-03-03T10:00:00Z"}, "2026-03-03T23:00:00+00:00"),
+        ({"send_at": "2026-03-03T10:00:00Z", "missed": "send"}, "2026-03-03T10:00:40+00:00"),
+    ],
+)
+async def test_the_finish_of_waves_is_the_last_zones_moment(
+    stage: CampaignStage, spec: dict[str, Any], finish: str
+):
+    stage.clock.at = START
+    await stage.set_up(4)
+    await stage.pool.execute(
+        "UPDATE recipients SET zone = 'America/New_York' WHERE recipient_id IN ('r000001', 'r000002')"
+    )
+    await stage.launch(
+        rate_per_second=0.1, local_time="2026-03-02T18:00:00", **{"missed": "next_day", **spec}
+    )
+    report = await preflight(stage)
+    assert report.finish_at == datetime.fromisoformat(finish)
 
 
 async def test_a_phase_shown_late_does_not_open_again_what_has_ended(stage: CampaignStage):

@@ -94,6 +94,8 @@ async def test_a_local_time_and_what_happens_when_it_has_passed_are_kept(
         ({"send_at": "2035-01-02T00:00:00Z", "deadline": "2035-01-01T00:00:00Z"}, "deadline_infeasible"),
         ({"expires_at": "2020-01-01T00:00:00Z"}, "ttl_expired"),
         ({"send_at": "2035-01-02T00:00:00Z", "expires_at": "2035-01-02T00:00:00Z"}, "ttl_expired"),
+        # 14 hours ahead of UTC it is nine first.
+        ({"local_time": "2035-01-15T09:00", "expires_at": "2035-01-14T19:00:00Z"}, "ttl_expired"),
         ({"rate_per_second": 0}, "invalid_body"),
         ({"audience": {"sent_of": "00000000-0000-0000-0000-000000000000"}}, "invalid_body"),
         ({"list_id": None}, "invalid_body"),
@@ -116,6 +118,28 @@ async def test_a_local_time_that_has_passed_is_taken_unless_everybody_would_be_s
     for missed in ("send", "next_day"):
         body = campaign(local_time="2020-01-15T09:00", missed=missed)
         assert (await account.post("/v1/campaigns", body, key=missed)).status_code == 202
+
+
+@pytest.mark.parametrize("missed", ["send", "next_day"])
+async def test_the_time_of_a_category_counts_from_the_last_zones_moment(
+    account: Account, parts: Parts, missed: str
+):
+    """Else a wave of next week would be over before it."""
+    await with_list(account)
+    category = await parts.catalog.category(account.tenant, "offers")
+    assert category is not None
+    ttl = timedelta(seconds=category.ttl_seconds)
+    wave = campaign(local_time="2035-01-15T09:00", missed=missed)
+    id = (await account.post("/v1/campaigns", wave, key="wave")).json()["id"]
+    row = await parts.campaigns.get(account.tenant, UUID(id))
+    assert row is not None
+    # Twelve hours behind UTC it is nine last.
+    assert row.expires_at == datetime(2035, 1, 15, 21, tzinfo=UTC) + ttl
+    passed = campaign(local_time="2020-01-15T09:00", missed=missed)
+    id = (await account.post("/v1/campaigns", passed, key="passed")).json()["id"]
+    row = await parts.campaigns.get(account.tenant, UUID(id))
+    assert row is not None
+    assert row.expires_at == row.created_at + ttl + timedelta(days=missed == "next_day")
 
 
 # --- colleagues first -----------------------------------------------------------------------------------------------------

@@ -130,6 +130,15 @@ def test_expiry_and_waves_after_the_end_are_warned_of():
     assert len(said.warnings) == 2
 
 
+def test_waves_after_the_end_are_warned_of_also_when_no_rate_is_known():
+    end = START + timedelta(hours=5)
+    for ends in ({"deadline": end}, {"expires_at": end}):
+        before = forecast(Plan(10, START, **ends, last_wave=end))
+        after = forecast(Plan(10, START, **ends, last_wave=end + timedelta(seconds=1)))
+        assert (after.finish_at, after.refusal) == (None, None)
+        assert len(after.warnings) == len(before.warnings) + 1
+
+
 @given(
     size=st.integers(1, 50_000_000),
     rate=st.floats(0.01, 100_000),
