@@ -251,7 +251,8 @@ def make_settings(server_home: Path) -> MakeSettings:
             "home": server_home,
             "postgres": "postgresql://nobody@127.0.0.1:1/none",
             "redis": "redis://127.0.0.1:1/0",
-            "temporal": {"address": "127.0.0.1:1", "connect_seconds": 2},
+            # Enough for a server that is there, on a busy machine; who names one that is not says how long that may take.
+            "temporal": {"address": "127.0.0.1:1", "connect_seconds": 30},
             "keys": {"sealing": f"test:{_TEST_SEALING_KEY}", **keys},
             "smtp": {"host": "127.0.0.1", "port": 1, "tls": "none", "sender": "news@example.com"},
             "twilio": {

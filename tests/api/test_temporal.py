@@ -186,6 +186,8 @@ async def test_reminders_are_moved_sent_now_and_cancelled_by_their_workflows(
 
     one = await testing.post(f"{urls[2]}/cancel", {"reason": "booking"})
     assert (one.json()["state"], one.json()["reason"]) == ("cancelled", "booking")
+    # That it was sent is known a moment before it is closed.
+    await until(lambda: testing.get(urls[1]), lambda s: s["closed_at"] is not None)
     many = (await testing.post("/v1/reminders/cancel?correlation_id=c", {})).json()
     assert many == {"cancelled": 4, "already_closed": 2, "too_late": []}
     for n in (0, 2, 3, 4, 5):

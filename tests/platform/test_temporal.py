@@ -87,7 +87,7 @@ async def refusal(settings: Settings) -> str:
     began = time.monotonic()
     with pytest.raises(ConfigurationError) as e:
         await connect(settings)
-    assert time.monotonic() - began < settings.temporal.connect_seconds + 2
+    assert time.monotonic() - began < settings.temporal.connect_seconds + 10
     assert API_KEY not in str(e.value)
     assert e.value.__cause__ is None
     return str(e.value)
@@ -95,7 +95,7 @@ async def refusal(settings: Settings) -> str:
 
 async def test_c64_a_server_that_is_not_there_is_named(make_settings: MakeSettings) -> None:
     address = f"127.0.0.1:{free_port()}"
-    said = await refusal(make_settings(temporal={"address": address}))
+    said = await refusal(make_settings(temporal={"address": address, "connect_seconds": 2}))
     assert address in said
     assert "SENDLOOM_TEMPORAL__ADDRESS" in said
 
@@ -129,7 +129,8 @@ async def test_c64_refused_credentials_are_said_to_be_refused(
 
 async def test_c64_an_api_key_that_goes_nowhere_is_not_printed(make_settings: MakeSettings) -> None:
     address = f"127.0.0.1:{free_port()}"
-    await refusal(make_settings(temporal={"address": address, "api_key": SecretStr(API_KEY)}))
+    nowhere = {"address": address, "connect_seconds": 2, "api_key": SecretStr(API_KEY)}
+    await refusal(make_settings(temporal=nowhere))
 
 
 async def test_a_missing_certificate_is_named(make_settings: MakeSettings, tmp_path: Path) -> None:
@@ -148,7 +149,6 @@ async def test_setting_up_creates_namespace_and_attributes_once(
         temporal={
             "address": temporal_server,
             "namespace": f"setup-{uuid4()}",
-            "connect_seconds": 10,
         }
     )
     first = await set_up(settings, None)

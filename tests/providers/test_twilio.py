@@ -44,7 +44,7 @@ MESSAGE, RECIPIENT, SENDER, PROVIDER = (
 SID = "AC" + "0" * 32
 TOKEN = "t0p-s3cret"
 NOW = datetime(2027, 3, 1, 9, 30, tzinfo=UTC)
-QUICK = HttpTimeouts(connect=0.5, reply=dict.fromkeys(MessageClass, 0.3))
+QUICK = HttpTimeouts(connect=10, reply=dict.fromkeys(MessageClass, 0.3))
 PATIENT = HttpTimeouts(connect=30, reply=dict.fromkeys(MessageClass, 30.0))
 CREATED = {"sid": "SM" + "1" * 32, "status": "queued", "error_code": None}
 

@@ -84,7 +84,10 @@ async def test_c64_an_unknown_namespace_ends_it_at_once_and_says_so(settings: Se
 
 
 async def test_c64_an_unreachable_server_ends_it_within_seconds(settings: Settings):
-    env = environment(settings) | {"SENDLOOM_TEMPORAL__ADDRESS": f"127.0.0.1:{free_port()}"}
+    env = environment(settings) | {
+        "SENDLOOM_TEMPORAL__ADDRESS": f"127.0.0.1:{free_port()}",
+        "SENDLOOM_TEMPORAL__CONNECT_SECONDS": "2",
+    }
     async with Worker(env, "--class", "security") as worker:
         code, log = await worker.ended()
     assert code == EXIT_CONFIGURATION
@@ -94,7 +97,7 @@ async def test_c64_an_unreachable_server_ends_it_within_seconds(settings: Settin
 async def test_c64_a_refused_token_is_not_printed(settings: Settings):
     env = environment(settings) | {
         "SENDLOOM_TEMPORAL__API_KEY": "a-secret-token",
-        "SENDLOOM_TEMPORAL__CONNECT_SECONDS": "3",
+        "SENDLOOM_TEMPORAL__CONNECT_SECONDS": "10",
     }
     async with Worker(env, "--class", "security") as worker:
         code, log = await worker.ended()
