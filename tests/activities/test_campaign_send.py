@@ -25,6 +25,7 @@ from schemas.kinds import (
 from schemas.outcomes import CallOutcome, Failed, Rejected, Unknown
 from sendloom.domain.backoff import bucket_of
 from sendloom.domain.budgets import DEFERRAL_SPREAD, LEASE_MARGIN, RETRIES
+from sendloom.domain.pacing import CHUNK_MAX
 from sendloom.errors import StoreUnavailable
 from sendloom.ports import ClaimResult, ClaimScope, Move, WireMail
 from sendloom.stores.campaigns import PostgresCampaigns
@@ -1073,6 +1074,26 @@ async def test_what_catch_up_found_goes_at_half_the_rate(stage: CampaignStage):
     await stage.send_due(half_rate=True)
     assert sorted(tokens.rates.values()) == [20, 40]
     assert everybody_once(stage, range(10))
+
+
+async def test_without_a_rate_catch_up_takes_half_a_chunk_and_one_page_at_a_time(
+    stage: CampaignStage,
+):
+    await stage.set_up(240, page_size=120)
+    await stage.launch()
+    await stage.plan()
+    await stage.pool.execute("UPDATE decisions SET due_at = $1", stage.clock.now())
+    most = 0
+
+    async def measure(mails: Sequence[WireMail]) -> None:
+        nonlocal most
+        most = max(most, (await stage.claims()).get("claimed", 0))
+
+    stage.mailer.before_batch = measure
+    assert (await stage.send_due(half_rate=True)).done
+    assert max(stage.mailer.batches) <= CHUNK_MAX // 2
+    assert most <= 120
+    assert everybody_once(stage, range(240))
 
 
 # --- caps and moments -----------------------------------------------------------------------------------------------------

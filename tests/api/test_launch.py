@@ -118,6 +118,9 @@ async def test_a_local_time_that_has_passed_is_taken_unless_everybody_would_be_s
     for missed in ("send", "next_day"):
         body = campaign(local_time="2020-01-15T09:00", missed=missed)
         assert (await account.post("/v1/campaigns", body, key=missed)).status_code == 202
+    # What it is now in UTC has passed in the east, and is to come in the west.
+    here = campaign(local_time=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M"), missed="skip")
+    assert (await account.post("/v1/campaigns", here, key="skip")).status_code == 202
 
 
 @pytest.mark.parametrize("missed", ["send", "next_day"])

@@ -1,5 +1,6 @@
 """What refuses a launch, what only warns, and that the arithmetic of the deadline holds (CAMP-8, CAMP-15)."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -132,9 +133,9 @@ def test_expiry_and_waves_after_the_end_are_warned_of():
 
 def test_waves_after_the_end_are_warned_of_also_when_no_rate_is_known():
     end = START + timedelta(hours=5)
-    for ends in ({"deadline": end}, {"expires_at": end}):
-        before = forecast(Plan(10, START, **ends, last_wave=end))
-        after = forecast(Plan(10, START, **ends, last_wave=end + timedelta(seconds=1)))
+    for plan in (Plan(10, START, deadline=end), Plan(10, START, expires_at=end)):
+        before = forecast(replace(plan, last_wave=end))
+        after = forecast(replace(plan, last_wave=end + timedelta(seconds=1)))
         assert (after.finish_at, after.refusal) == (None, None)
         assert len(after.warnings) == len(before.warnings) + 1
 

@@ -200,6 +200,7 @@ DUE = utc("2026-01-15T08:00")
     ("now", "policy", "moment"),
     [
         (DUE - timedelta(hours=1), LatenessPolicy.SKIP, Moment(DUE, missed=False)),
+        (DUE - timedelta(milliseconds=1), LatenessPolicy.SEND, Moment(DUE, missed=False)),
         (DUE, LatenessPolicy.SKIP, Moment(DUE, missed=False)),
         (DUE + timedelta(hours=3), LatenessPolicy.SEND, Moment(DUE + timedelta(hours=3), True)),
         (DUE + timedelta(hours=3), LatenessPolicy.SKIP, Moment(None, True)),
@@ -214,6 +215,17 @@ DUE = utc("2026-01-15T08:00")
 )
 def test_a_missed_moment_follows_the_stated_policy(now, policy, moment):
     assert planned(NINE, BERLIN, now, policy, grace=timedelta(minutes=10)) == moment
+
+
+@pytest.mark.parametrize(
+    ("due", "next_day"),
+    # Berlin's clocks go forward in the night to the 29th, and back in the night to 25 October.
+    [("2026-03-28T08:00", "2026-03-29T07:00"), ("2026-10-24T07:00", "2026-10-25T08:00")],
+)
+def test_the_next_day_of_a_missed_moment_is_the_same_hour_on_the_wall(due, next_day):
+    nine = utc(due).astimezone(BERLIN).replace(tzinfo=None)
+    now = utc(due) + timedelta(hours=1)
+    assert planned(nine, BERLIN, now, LatenessPolicy.NEXT_DAY) == Moment(utc(next_day), missed=True)
 
 
 @pytest.mark.parametrize("policy", LatenessPolicy)

@@ -40,7 +40,7 @@ from tests.workflows.campaign_world import MARKETING, CampaignWorld, ended, serv
 from tests.workflows.running import PATIENCE, eventually
 from tests.workflows.short_campaign import ShortCampaign
 from workflows.campaign import ROLL_AT, WINDOW, CampaignWorkflow
-from workflows.due import DueWorkflow
+from workflows.due import ROLL_AFTER, DueWorkflow
 
 BOTH = (Channel.EMAIL, Channel.SMS)
 
@@ -537,6 +537,44 @@ async def test_catch_up_looks_every_five_minutes_while_in_flight(time_skipping: 
     gaps = [b - a for a, b in zip(world.settles, world.settles[1:], strict=False)]
     assert len([gap for gap in gaps if gap >= timedelta(minutes=5)]) >= 5
     assert world.guard_looks >= 5, "each round looks at the guard rails too"
+
+
+async def test_half_the_rate_lasts_over_a_roll_of_the_due_loop_and_until_nothing_waits(
+    time_skipping: TimeSkipping,
+):
+    async with time_skipping() as env:
+        world = CampaignWorld(shards=1)
+        async with skipping(env, world, cached=100):
+            # It looks once a minute, and continues as new before it comes to that row.
+            late = timedelta(minutes=ROLL_AFTER + 10)
+            world.waiting = [(await world.now() + late, Channel.EMAIL)]
+            handle: WorkflowHandle[DueWorkflow, DueResult] = await env.client.start_workflow(
+                DueWorkflow.run,
+                DueInput(
+                    tenant="acme",
+                    mode=Mode.LIVE,
+                    campaign_id=world.id,
+                    frozen_at=await world.now(),
+                    message_class=MARKETING,
+                    channels=[Channel.EMAIL],
+                    catch_up=True,
+                ),
+                id=due_workflow_id(world.id),
+                task_queue=flow_queue(MARKETING),
+            )
+            await env.sleep(late + timedelta(minutes=2))
+            await eventually(lambda: len(world.sent_due) == 1)
+            now = env.client.get_workflow_handle(due_workflow_id(world.id))
+            assert (await now.describe()).run_id != handle.first_execution_run_id
+            looks = world.due_looks
+            await now.signal(DueWorkflow.look_again)
+            await eventually(lambda: world.due_looks > looks)
+            world.waiting = [(await world.now(), Channel.EMAIL)]
+            await now.signal(DueWorkflow.look_again)
+            await eventually(lambda: len(world.sent_due) == 2)
+            await now.signal(DueWorkflow.shards_ended)
+            await asyncio.wait_for(now.result(), PATIENCE)
+    assert [half for _, half in world.sent_due] == [True, False]
 
 
 async def test_a_replay_after_the_close_is_worked_by_a_due_loop_of_its_own(
