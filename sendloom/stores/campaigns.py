@@ -552,7 +552,6 @@ class PostgresCampaigns(PostgresPeople):
         """Give decisions what their claims came to; what ended badly becomes a dead letter, as a sender would have made it."""
         if not moves:
             return
-        await self._decisions.move(moves)
         letters = [
             DeadLetter(
                 id=dead_letter_id(move.key),
@@ -571,6 +570,8 @@ class PostgresCampaigns(PostgresPeople):
         with answering():
             async with self._pool.acquire(timeout=ACQUIRE) as connection:
                 await add_letters(connection, letters)
+        # Last: whoever is pending is settled again after a crash, and nobody ends badly without a letter.
+        await self._decisions.move(moves)
 
     async def _shard_pages(
         self, campaign: CampaignRow, shard: int | None

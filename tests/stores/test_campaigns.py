@@ -1,6 +1,7 @@
 """Campaigns in Postgres: pinned once, fenced, and with counts that add up whatever happens."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -9,7 +10,7 @@ import pytest
 from schemas.kinds import CampaignPhase, Channel, ClaimState, ControlState, RecipientState
 from sendloom.domain.ids import dead_letter_id
 from sendloom.domain.outcomes import Cause
-from sendloom.errors import Fenced, Refusal
+from sendloom.errors import Fenced, Refusal, StoreUnavailable
 from sendloom.ports import (
     REPLAYED,
     CampaignRow,
@@ -21,6 +22,8 @@ from sendloom.ports import (
     Want,
 )
 from sendloom.rows import AddressWrite, Preference, RecipientWrite
+from sendloom.stores.campaigns import PostgresCampaigns
+from sendloom.stores.decisions import PostgresDecisions
 from tests.stores.conftest import NOW, Stores, World, a_campaign, a_row
 
 R = RecipientState
@@ -429,6 +432,32 @@ async def test_settle_gives_outcomes_ends_leases_and_buckets_what_is_missing(
     }
     again = await stores.campaigns.settle(campaign, stores.ledger, BUCKET)
     assert (again.made_unknown, again.rebucketed, again.open_rows) == (0, 0, 5)
+
+
+class CutOff(PostgresDecisions):
+    """Whoever has moved decisions hears no more of it."""
+
+    async def move(self, moves: Sequence[Move]) -> int:
+        await super().move(moves)
+        raise StoreUnavailable("cut off")
+
+
+async def test_who_is_settled_when_it_is_cut_off_has_a_letter_all_the_same(
+    stores: Stores, world: World
+) -> None:
+    """The next round finds nobody pending any more, so nobody would write it then."""
+    campaign = await world.campaign(2)
+    d = await world.plan(campaign)
+    await claimed(stores, campaign, d[0], ClaimState.REJECTED, code="550")
+    await claimed(stores, campaign, d[1], lease=timedelta(0))
+    await finish(stores, campaign)
+    cut_off = PostgresCampaigns(stores.pool, CutOff(stores.pool, stores.sealer))
+    with pytest.raises(StoreUnavailable):
+        await cut_off.settle(campaign, stores.ledger, BUCKET)
+    await stores.campaigns.settle(campaign, stores.ledger, BUCKET)
+    assert await states(stores, campaign) == {R.REJECTED: 1, R.UNKNOWN: 1}
+    letters = await stores.dead_letters.by_status(world.tenant, "open", 10)
+    assert {one.decision.recipient_id for one in letters} == {"r000", "r001"}
 
 
 async def test_settle_leaves_alone_what_the_main_pass_has_not_come_to(
