@@ -17,7 +17,7 @@ from sendloom.client import (
     SendloomUnreachable,
 )
 
-QUICK = Retries(attempts=4, first_seconds=0, longest_seconds=0, total_seconds=5)
+QUICK = Retries(attempts=4, first_seconds=0, longest_seconds=0, total_seconds=60)
 REQUEST = NotificationRequest(recipient_id="r-1", category="orders", template_id="placed")
 
 ACCEPTED = {

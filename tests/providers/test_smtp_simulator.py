@@ -10,12 +10,20 @@ from schemas.outcomes import CallOutcome
 from sendloom.ports import WireMail
 from sendloom.providers.mime import build, stuff
 from sendloom.providers.simulators import Simulators
-from sendloom.providers.simulators.magic import MAIL, MailMagic
+from sendloom.providers.simulators.magic import MAIL, Act, MailMagic
 from sendloom.providers.smtp import SmtpProvider
 from sendloom.providers.smtp_pipeline import PipelineMailer
 from sendloom.providers.smtp_session import SmtpAccount, SmtpTimeouts
 
-LIMITS = SmtpTimeouts(connect=5, command=0.5, final_reply=dict.fromkeys(MessageClass, 0.5))
+
+def limits(seconds: float) -> SmtpTimeouts:
+    return SmtpTimeouts(
+        connect=30, command=seconds, final_reply=dict.fromkeys(MessageClass, seconds)
+    )
+
+
+PATIENT, SILENT = limits(30), limits(1)
+"""Where an answer comes it has time; only where none ever comes somebody must leave."""
 CLASS = MessageClass.TRANSACTIONAL
 
 
@@ -32,17 +40,21 @@ def a_mail(to: str) -> OutboundEmail:
     )
 
 
-async def alone(sims: Simulators, mail: OutboundEmail) -> CallOutcome:
-    provider = SmtpProvider(SmtpAccount(host=sims.host, port=sims.smtp_port), timeouts=LIMITS)
+async def alone(
+    sims: Simulators, mail: OutboundEmail, timeouts: SmtpTimeouts = PATIENT
+) -> CallOutcome:
+    provider = SmtpProvider(SmtpAccount(host=sims.host, port=sims.smtp_port), timeouts=timeouts)
     outcome = await provider.send(mail, CLASS)
     await provider.close()
     return outcome
 
 
-async def among_others(sims: Simulators, mail: OutboundEmail) -> CallOutcome:
+async def among_others(
+    sims: Simulators, mail: OutboundEmail, timeouts: SmtpTimeouts = PATIENT
+) -> CallOutcome:
     """Third of five on one connection: the other four must not notice."""
     mailer = PipelineMailer(
-        SmtpAccount(host=sims.host, port=sims.smtp_port), connections=1, timeouts=LIMITS
+        SmtpAccount(host=sims.host, port=sims.smtp_port), connections=1, timeouts=timeouts
     )
     others = [a_mail(f"alex{n}@example.com") for n in range(4)]
     mails = [*others[:2], mail, *others[2:]]
@@ -63,7 +75,7 @@ async def among_others(sims: Simulators, mail: OutboundEmail) -> CallOutcome:
 async def test_each_magic_recipient_comes_to_what_the_simulator_says(magic: MailMagic, send):
     to = f"{magic.name}{'+10ms' if magic.seconds else ''}@example.com"
     async with Simulators() as sims:
-        outcome = await send(sims, a_mail(to))
+        outcome = await send(sims, a_mail(to), SILENT if magic.act is Act.SILENCE else PATIENT)
         if magic.name == "drop-before":
             # how far the dot came when the line was reset is a race; both clients may only be careful
             assert outcome.kind in ("failed", "unknown")
