@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.policy import SMTP
@@ -17,17 +18,68 @@ from functools import partial
 
 from schemas.kinds import Channel
 from schemas.messages import OutboundEmail
-from sendloom.domain.rendering import compile_template
+from sendloom.domain.rendering import CompiledTemplate, compile_template
 from sendloom.providers.mime import Skeleton, build, stuff
 from sendloom.providers.mime_forms import Form
 
 DATE = datetime(2027, 3, 1, 9, 30, tzinfo=UTC)
 LINE = "Thank you for being with us; here is what is new this month, and what you asked for.\n"
-TEXT = "Dear Alex,\n\n" + LINE * 23
-HTML = "<p>Dear Alex,</p>\n" + f"<p>{LINE}</p>" * 20
+GERMAN_LINE = (
+    "Vielen Dank für Ihre Treue: Hier ist, was neu ist und was Sie sich gewünscht hätten.\n"
+)
+GREEK_LINE = "Καλημέρα κόσμε, τα νέα του μήνα.\n"
 
 
-def a_mail(text: str, html: str | None) -> OutboundEmail:
+@dataclass(frozen=True)
+class Case:
+    subject: str
+    text: str
+    name: str
+    month: str
+    html: str | None = None
+
+
+ENGLISH = Case("Your news for {{month}}", "Dear {{name}},\n\n" + LINE * 23, "Alex", "March")
+GERMAN = Case(
+    "Ihre Neuigkeiten für {{month}}",
+    "Guten Tag {{name}},\n\n" + GERMAN_LINE * 11 + "Im {{month}} für Sie:\n" + GERMAN_LINE * 11,
+    "Jürgen Müller",
+    "März",
+)
+CASES = {
+    "text": ENGLISH,
+    "text_html": replace(ENGLISH, html="<p>Dear {{name}},</p>\n" + f"<p>{LINE}</p>" * 20),
+    "one_umlaut": replace(ENGLISH, name="Jürgen Müller"),
+    "german": GERMAN,
+    "german_html": replace(
+        GERMAN, html="<p>Guten Tag {{name}},</p>\n" + f'<p class="x">{GERMAN_LINE}</p>' * 20
+    ),
+    "greek": Case(
+        "Τα νέα: {{month}}",
+        "Καλημέρα {{name}},\n\n" + GREEK_LINE * 33 + "Για {{month}}.\n",
+        "Γιώργος Παπάς",
+        "Μάρτιος",
+    ),
+}
+
+
+def compiled(case: Case) -> CompiledTemplate:
+    return compile_template(
+        Channel.EMAIL,
+        subject=case.subject,
+        text=case.text,
+        html=case.html,
+        variables={"month": {}, "name": {}},
+    )
+
+
+def values_of(case: Case, template: CompiledTemplate) -> list[str]:
+    return template.values({"month": case.month, "name": case.name})
+
+
+def a_mail(case: Case) -> OutboundEmail:
+    template = compiled(case)
+    rendered = template.filled(values_of(case, template))
     return OutboundEmail(
         reference="dlv_benchmark",
         message_id="<0123456789abcdef0123456789abcdef@example.com>",
@@ -35,9 +87,9 @@ def a_mail(text: str, html: str | None) -> OutboundEmail:
         from_address="news@example.com",
         from_name="Example News",
         to_address="alex@example.com",
-        subject="Your news for March",
-        text=text,
-        html=html,
+        subject=rendered.subject or "",
+        text=rendered.text,
+        html=rendered.html,
         envelope_from="bounces@example.com",
         list_unsubscribe_url="https://example.com/u/0123456789abcdef",
     )
@@ -59,17 +111,11 @@ def by_skeleton(mail: OutboundEmail) -> Callable[[], bytes]:
     )
 
 
-def by_form(text: str, html: str | None) -> Callable[[], bytes]:
+def by_form(case: Case) -> Callable[[], bytes]:
     """From a recipient's values, rendering included; the plain way where a form says None."""
-    template = compile_template(
-        Channel.EMAIL,
-        subject="Your news for {{month}}",
-        text=text.replace("Alex", "{{name}}"),
-        html=html and html.replace("Alex", "{{name}}"),
-        variables={"month": {}, "name": {}},
-    )
-    values = template.values({"month": "March", "name": "Alex"})
-    mail = a_mail(text, html)
+    template = compiled(case)
+    values = values_of(case, template)
+    mail = a_mail(case)
     form = Form(template)
     skeleton = Skeleton(from_address=mail.from_address, from_name=mail.from_name)
 
@@ -135,15 +181,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="CPU seconds per figure")
     seconds = parser.parse_args().seconds
     figures: dict[str, float] = {}
-    for name, text, html in (
-        ("text", TEXT, None),
-        ("text_html", TEXT, HTML),
-        ("german", TEXT.replace("Dear", "Grüße"), None),
-        ("greek", "Καλημέρα κόσμε, τα νέα του μήνα.\n" * 35, None),
-    ):
-        mail = a_mail(text, html)
+    for name, case in CASES.items():
+        mail = a_mail(case)
         fast = rate(by_skeleton(mail), seconds)
-        figures[f"{name}_form_per_second"] = round(rate(by_form(text, html), seconds))
+        figures[f"{name}_form_per_second"] = round(rate(by_form(case), seconds))
         figures[f"{name}_bytes"] = len(by_skeleton(mail)())
         figures[f"{name}_per_second"] = round(fast)
         figures[f"{name}_build_per_second"] = round(rate(partial(build, mail), seconds))

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
+from io import BytesIO
 
 import idna
 
@@ -27,6 +28,7 @@ END = b".\r\n"
 
 _EW_LINE_MAX = 76
 """RFC 2047: no line with an encoded-word is longer, and no encoded-word longer than 75."""
+_EW_ROOM = _EW_LINE_MAX - len("=?utf-8?x??=")
 _HEADER_LINE = 78
 
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
@@ -146,13 +148,8 @@ class Skeleton:
         )
         if html is None:
             return (head + _part("plain", text)).encode("ascii")
-        boundary = boundary_between(message_id, text, html)
-        return (
-            f'{head}Content-Type: multipart/alternative; boundary="{boundary}"\r\n\r\n'
-            f"--{boundary}\r\n{_part('plain', text)}\r\n"
-            f"--{boundary}\r\n{_part('html', html)}\r\n"
-            f"--{boundary}--\r\n"
-        ).encode("ascii")
+        body = alternatives(message_id, _part("plain", text), _part("html", html))
+        return (head + body).encode("ascii")
 
 
 def to_wire(message: bytes) -> bytes:
@@ -310,43 +307,45 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+@lru_cache(maxsize=256)
 def _encoded_words(text: str, offset: int) -> str:
     """RFC 2047, never cutting a character. Also for ASCII that looks like an encoded-word, so that it stays what it was."""
     data = text.encode("utf-8", "replace")
-    quoted = _q_length(data) <= len(data) * 4 / 3
-    encode, length = (_q_word, _q_length) if quoted else (_b_word, len)
-
-    def room(width: int) -> int:
-        payload = width - len("=?utf-8?x??=")
-        return payload if quoted else payload // 4 * 3
-
-    words, word = [], b""
-    left = room(_EW_LINE_MAX - offset)
-    for char in text:
-        raw = char.encode("utf-8", "replace")
-        cost = length(raw)
-        if cost > left:
-            words.append(encode(word))
-            word, left = b"", room(_EW_LINE_MAX - 1)
-        word += raw
-        left -= cost
-    words.append(encode(word))
-    return "\r\n ".join(words)
+    quoted = list(map(_q_char, text))
+    if len("".join(quoted)) <= len(data) * 4 / 3:
+        kind, words = "q", _q_words(quoted, offset)
+    else:
+        kind, words = "b", _b_words(data, offset)
+    return "\r\n ".join([f"=?utf-8?{kind}?{word}?=" for word in words])
 
 
-def _q_length(raw: bytes) -> int:
-    return sum(1 if byte in _Q_SAFE or byte == 0x20 else 3 for byte in raw)
+def _q_words(chars: list[str], offset: int) -> list[str]:
+    words, word, room = [], "", _EW_ROOM - offset
+    for char in chars:
+        if len(word) + len(char) > room:
+            words.append(word)
+            word, room = "", _EW_ROOM - 1
+        word += char
+    return [*words, word]
 
 
-def _q_word(raw: bytes) -> str:
-    body = "".join(
-        chr(byte) if byte in _Q_SAFE else "_" if byte == 0x20 else f"={byte:02X}" for byte in raw
+@lru_cache(maxsize=4096)
+def _q_char(char: str) -> str:
+    return "".join(
+        chr(byte) if byte in _Q_SAFE else "_" if byte == 0x20 else f"={byte:02X}"
+        for byte in char.encode("utf-8", "replace")
     )
-    return f"=?utf-8?q?{body}?="
 
 
-def _b_word(raw: bytes) -> str:
-    return f"=?utf-8?b?{base64.b64encode(raw).decode('ascii')}?="
+def _b_words(data: bytes, offset: int) -> list[str]:
+    words, start, room = [], 0, _EW_ROOM - offset
+    while start < len(data):
+        end = start + room // 4 * 3
+        while data[end : end + 1] and data[end] & 0xC0 == 0x80:
+            end -= 1
+        words.append(base64.b64encode(data[start:end]).decode("ascii"))
+        start, room = end, _EW_ROOM - 1
+    return words
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
@@ -369,13 +368,11 @@ def _part(subtype: str, text: str) -> str:
         encoding, body = "7bit", "\r\n".join(lines)
     else:
         data = text.encode("utf-8", "replace")
-        if len(data.translate(None, _ASCII)) * 6 <= len(data):
+        if excess(data) <= 0:
             encoding, body = "quoted-printable", "\r\n".join(map(_quoted_printable, lines))
         else:
             # RFC 2045: text is CRLF inside base64, too.
-            canonical = data.replace(b"\n", b"\r\n")
-            body = base64.encodebytes(canonical).decode("ascii").replace("\n", "\r\n")
-            encoding = "base64"
+            encoding, body = "base64", base64_lines(data.replace(b"\n", b"\r\n"))
     return leaf_head(subtype, encoding) + body
 
 
@@ -386,17 +383,38 @@ def leaf_head(subtype: str, encoding: str) -> str:
     )
 
 
+def alternatives(message_id: str, text: str, html: str) -> str:
+    """Both leaves, with their headers, as one body."""
+    boundary = boundary_between(message_id, text, html)
+    return (
+        f'Content-Type: multipart/alternative; boundary="{boundary}"\r\n\r\n'
+        f"--{boundary}\r\n{text}\r\n--{boundary}\r\n{html}\r\n--{boundary}--\r\n"
+    )
+
+
+def excess(data: bytes) -> int:
+    """Over 0: base64 is the shorter one. What it is for a text is the sum of what it is for its pieces."""
+    return len(data.translate(None, _ASCII)) * 6 - len(data)
+
+
+def base64_lines(data: bytes) -> str:
+    """As `base64.encodebytes` with CRLF, but encoded in one call, which is twice as fast."""
+    encoded = BytesIO(binascii.b2a_base64(data, newline=False))
+    return b"\r\n".join((*iter(partial(encoded.read, 76), b""), b"")).decode("ascii")
+
+
 def _quoted_printable(line: str) -> str:
     # Nearly all lines of a campaign's mails are the template's own, so they are remembered; long ones are not, for memory.
-    return _short_quoted_printable(line) if len(line) <= 400 else _encode_line(line)
+    return _short_quoted_printable(line) if len(line) <= 400 else quoted_line(line)
 
 
-def _encode_line(line: str) -> str:
+def quoted_line(line: str) -> str:
+    """One line in quoted-printable, without its end."""
     encoded = binascii.b2a_qp(line.encode("utf-8", "replace"), istext=True)
     return encoded.decode("ascii").replace("\n", "\r\n")
 
 
-_short_quoted_printable = lru_cache(maxsize=4096)(_encode_line)
+_short_quoted_printable = lru_cache(maxsize=4096)(quoted_line)
 
 
 def _encodable(text: str) -> str:

@@ -1,5 +1,6 @@
 """Mail as bytes: ASCII on the wire, one header per header, the same text after decoding."""
 
+import base64
 from datetime import UTC, datetime, timedelta, timezone
 from email import message_from_bytes
 from email.header import decode_header, make_header
@@ -19,6 +20,7 @@ from sendloom.providers.mime import (
     LINE_MAX,
     Skeleton,
     Unmailable,
+    base64_lines,
     build,
     envelope,
     mailbox,
@@ -267,6 +269,11 @@ def test_the_same_message_is_the_same_bytes_every_time(make):
     """SEND-2: a resend is byte for byte."""
     mail = a_mail(text="ü\n", html="<p>ü</p>\n")
     assert make(mail) == make(mail)
+
+
+@given(st.binary(max_size=200))
+def test_base64_is_the_standard_librarys(data: bytes) -> None:
+    assert base64_lines(data) == base64.encodebytes(data).decode().replace("\n", "\r\n")
 
 
 @BOTH
