@@ -22,6 +22,7 @@ from sendloom.providers.mime import (
     Skeleton,
     alternatives,
     base64_lines,
+    clean,
     date_line,
     excess,
     leaf_head,
@@ -73,13 +74,14 @@ class _QuotedPrintable:
 
 @dataclass(slots=True)
 class _Base64:
-    """A value moves all that follows it to other groups of three, so only what is to be encoded is laid down."""
+    """A value moves all that follows it to other groups of three, so nothing is laid down but the head."""
 
     head: str
     part: Part
+    """The template's own."""
 
     def fill(self, values: list[str]) -> str:
-        return self.head + base64_lines(self.part.fill(values).encode())
+        return self.head + base64_lines(clean(self.part.fill(values)).encode())
 
 
 @dataclass(slots=True)
@@ -172,18 +174,14 @@ def _laid(subtype: str, part: Part) -> _Leaf:
     ]
     if not literals[-1].endswith("\n"):
         literals[-1] += "\n"
-    fixed = "".join(literals)
     return _Leaf(
         gaps=part.gaps,
         seven_bit=_seven_bit(leaf_head(subtype, "7bit"), literals, part.gaps),
         quoted_printable=_quoted_printable(
             leaf_head(subtype, "quoted-printable"), literals, part.gaps
         ),
-        base64=_Base64(
-            leaf_head(subtype, "base64"),
-            _part([literal.replace("\n", "\r\n") for literal in literals], part.gaps),
-        ),
-        excess=excess(fixed.encode()),
+        base64=_Base64(leaf_head(subtype, "base64"), part),
+        excess=excess("".join(literals).encode()),
     )
 
 
