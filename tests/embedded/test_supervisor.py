@@ -356,7 +356,7 @@ async def test_a_foreign_server_on_its_port_does_not_make_a_part_ready(tmp_path:
         with pytest.raises(
             PortTaken, match=rf"^port {port}, chosen for api, .*process {os.getpid()}.*$"
         ):
-            async with asyncio.timeout(20):  # and not tried for ever
+            async with asyncio.timeout(60):  # and not tried for ever
                 await supervisor.run()
     assert "starting" in seen
     assert "ready" not in seen

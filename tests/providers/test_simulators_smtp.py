@@ -642,7 +642,7 @@ async def test_c50_the_line_closes_after_so_many_messages_and_a_new_one_goes_on(
 async def test_c17_only_so_many_messages_are_taken_in_any_second(sims):
     sims.behaviour.mail.throttle_per_s = 14
     refused = taken = 0
-    async with connected(sims) as line, asyncio.timeout(20):
+    async with connected(sims) as line, asyncio.timeout(60):
         while taken < 20:
             answer = await line.send("b@example.com", a_mail(f"r{taken}"))
             if answer.startswith("250 "):

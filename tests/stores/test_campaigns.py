@@ -116,7 +116,7 @@ async def test_a_freeze_that_waited_for_a_new_version_pins_that_one(
     lists, pool, tenant = stores.lists, stores.pool, world.tenant
 
     async def waiting(backends: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await pool.fetchval(WAITING) < backends:  # noqa: ASYNC110 - it is in the database
                 await asyncio.sleep(0.01)
 

@@ -193,4 +193,4 @@ async def test_the_advisory_lock_has_one_holder_and_ends_with_it(database: str):
         async with advisory_lock(pool, "sweep") as again:
             assert again is True
     finally:
-        await asyncio.wait_for(pool.close(), 5)
+        await asyncio.wait_for(pool.close(), 60)
