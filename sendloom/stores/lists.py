@@ -198,12 +198,10 @@ class PostgresLists(PostgresStore):
                     )
                 else:
                     await self._place(connection, tenant, version_id, size)
+                    at = (tenant, version["list_id"])
+                    await connection.execute(SQL["lock_list"], *at, timeout=STATEMENT)
                     await connection.execute(
-                        SQL["make_current"],
-                        tenant,
-                        version["list_id"],
-                        version_id,
-                        timeout=STATEMENT,
+                        SQL["make_current"], *at, version_id, timeout=STATEMENT
                     )
         ready = await self.version(tenant, version_id)
         assert ready is not None
@@ -225,20 +223,36 @@ class PostgresLists(PostgresStore):
             step = max(1, _SHARD_ROWS * shards // max(size, 1))
             for first in range(0, shards, step):
                 await between()
-                await self._execute(
-                    SQL["stage_sent"],
-                    tenant,
-                    version_id,
-                    source.frozen_at,
-                    source.campaign_id,
-                    RECIPIENT_CODE[RecipientState.SENT],
-                    source.version_id,
-                    first,
-                    min(first + step, shards) - 1,
-                    timeout=PLACING,
-                )
+                last = min(first + step, shards) - 1
+                if not await self._copy_on(tenant, version_id, source, first, last):
+                    break
             version = await self.make_ready(tenant, version_id)
         return version
+
+    async def _copy_on(
+        self, tenant: str, version_id: UUID, source: CampaignRow, first: int, last: int
+    ) -> bool:
+        """Some shards; False: nothing is written to the version any more.
+
+        The lock makes who gives it up, or erases one of those copied, wait for what is on its way.
+        """
+        async with self._transaction() as connection:
+            at = await connection.fetchrow(SQL["lock_version"], tenant, version_id, timeout=BULK)
+            if at is None or at["state"] != "uploading":
+                return False
+            await connection.execute(
+                SQL["stage_sent"],
+                tenant,
+                version_id,
+                source.frozen_at,
+                source.campaign_id,
+                RECIPIENT_CODE[RecipientState.SENT],
+                source.version_id,
+                first,
+                last,
+                timeout=PLACING,
+            )
+        return True
 
     async def write_segment(
         self,
@@ -295,6 +309,8 @@ class PostgresLists(PostgresStore):
     async def fail(self, tenant: str, version_id: UUID, reason: str) -> bool:
         """An upload that cannot go on; what was staged is dropped."""
         async with self._transaction() as connection:
+            # Chunks on their way end first, or what they staged would stay.
+            await connection.execute(SQL["lock_version"], tenant, version_id, timeout=BULK)
             done = await connection.execute(
                 SQL["fail"], tenant, version_id, reason, timeout=STATEMENT
             )
@@ -304,11 +320,14 @@ class PostgresLists(PostgresStore):
     async def withdraw(self, tenant: str, version_id: UUID, reason: str) -> bool:
         """A ready list turned out bad: it fails late, and campaigns that pinned it must stop."""
         async with self._transaction() as connection:
-            done = await connection.execute(
+            list_id = await connection.fetchval(
                 SQL["withdraw"], tenant, version_id, reason, timeout=STATEMENT
             )
+            if list_id is None:
+                return False
+            await connection.execute(SQL["lock_list"], tenant, list_id, timeout=STATEMENT)
             await connection.execute(SQL["unset_current"], tenant, version_id, timeout=STATEMENT)
-        return not done.endswith(" 0")
+        return True
 
     async def reap(self, untouched_for: timedelta, limit: int = 100) -> int:
         """Fail uploads that nobody went on with, over all tenants; how many."""

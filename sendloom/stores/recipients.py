@@ -156,6 +156,7 @@ class PostgresRecipients(PostgresStore):
         self, tenant: str, recipient_id: str, consents: Sequence[Consent]
     ) -> None:
         async with self._transaction() as connection:
+            await connection.execute(SQL["lock_recipient"], tenant, recipient_id, timeout=STATEMENT)
             await write_consents(connection, tenant, [(recipient_id, c) for c in consents])
 
     async def consents(self, tenant: str, recipient_id: str) -> list[Consent]:
@@ -181,6 +182,7 @@ class PostgresRecipients(PostgresStore):
             if found.endswith(" 0"):
                 return False
             for name in (
+                "lock_uploads",
                 "erase_addresses",
                 "erase_devices",
                 "erase_preferences",

@@ -1,5 +1,6 @@
 """Stores over the module's own database, and a small world to put into it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
@@ -60,6 +61,14 @@ from sendloom.stores.schedules import PostgresSchedules, PostgresSeries
 from sendloom.stores.segments import PostgresSegments
 
 NOW = datetime.now(UTC).replace(microsecond=0)
+_WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
+async def waiting(pool: Pool, backends: int) -> None:
+    """Until so many wait for what others have locked."""
+    async with asyncio.timeout(60):
+        while await pool.fetchval(_WAITING) < backends:  # noqa: ASYNC110 - it is in the database
+            await asyncio.sleep(0.01)
 
 
 class RingSealer:

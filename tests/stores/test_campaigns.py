@@ -24,13 +24,12 @@ from sendloom.ports import (
 from sendloom.rows import AddressWrite, Preference, RecipientWrite
 from sendloom.stores.campaigns import PostgresCampaigns
 from sendloom.stores.decisions import PostgresDecisions
-from tests.stores.conftest import NOW, Stores, World, a_campaign, a_row
+from tests.stores.conftest import NOW, Stores, World, a_campaign, a_row, waiting
 
 R = RecipientState
 MINUTE = timedelta(minutes=1)
 BUCKET = NOW - MINUTE
 MAIL = (Channel.EMAIL,)
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 def scope_of(campaign: CampaignRow, decision: Decision) -> ClaimScope:
@@ -114,12 +113,6 @@ async def test_a_freeze_that_waited_for_a_new_version_pins_that_one(
 ) -> None:
     """Whoever waits for a row goes on with its new content, but with what was to be seen of others before it waited."""
     lists, pool, tenant = stores.lists, stores.pool, world.tenant
-
-    async def waiting(backends: int) -> None:
-        async with asyncio.timeout(60):
-            while await pool.fetchval(WAITING) < backends:  # noqa: ASYNC110 - it is in the database
-                await asyncio.sleep(0.01)
-
     await world.list_of([a_row(n) for n in range(2)])
     row = a_campaign(tenant)
     await stores.campaigns.insert(row)
@@ -129,9 +122,9 @@ async def test_a_freeze_that_waited_for_a_new_version_pins_that_one(
     async with asyncio.TaskGroup() as both, pool.acquire() as holder, holder.transaction():
         await holder.execute("SELECT FROM lists WHERE tenant = $1 FOR UPDATE", tenant)
         both.create_task(lists.make_ready(tenant, newer.version_id))
-        await waiting(1)
+        await waiting(pool, 1)
         freezing = both.create_task(stores.campaigns.freeze(tenant, row.campaign_id, NOW, MAIL))
-        await waiting(2)
+        await waiting(pool, 2)
     assert (await freezing).size == len(rows)
 
 

@@ -6,7 +6,15 @@ import asyncpg
 import pytest
 
 from sendloom.errors import ConfigurationError, SchemaTooOld, StoreUnavailable
-from sendloom.stores.migrations.runner import MONTHS_AHEAD, check_schema, migrate, migrations
+from sendloom.stores.migrations.runner import (
+    MONTHS_AHEAD,
+    check_schema,
+    ensure_partitions,
+    migrate,
+    migrations,
+)
+from sendloom.stores.pool import open_pool
+from tests.stores.conftest import waiting
 
 
 async def test_an_empty_database_is_refused_with_the_command(empty_database: str) -> None:
@@ -68,3 +76,20 @@ async def test_partitions_reach_a_year_ahead_and_take_over_what_fell_into_the_de
     assert await connection.fetchval("SELECT count(*) FROM decisions_default") == 0
     assert await connection.fetchval(f"SELECT count(*) FROM {child}") == 1
     await connection.close()
+
+
+async def test_a_month_that_two_make_at_once_is_made_once(fresh_database: str) -> None:
+    """Housekeeping and `sendloom migrate`, or two of either."""
+    async with await open_pool(fresh_database, 2, "tests") as pool:
+        child = await pool.fetchval(
+            "SELECT max(relname) FROM pg_class WHERE relkind = 'r' AND relname LIKE 'claims\\_2%'"
+        )
+        await pool.execute(f"DROP TABLE {child}")
+        async with asyncio.TaskGroup() as group, pool.acquire() as holder, holder.transaction():
+            # What the month is made from: whoever makes it gets this far.
+            await holder.execute("LOCK claims_default")
+            group.create_task(ensure_partitions(fresh_database))
+            await waiting(pool, 1)
+            group.create_task(migrate(fresh_database))
+            await waiting(pool, 2)
+        assert await pool.fetchval("SELECT to_regclass($1) IS NOT NULL", child)

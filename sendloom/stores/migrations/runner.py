@@ -26,7 +26,7 @@ FIX = "run `sendloom migrate`"
 MONTHS_AHEAD = 12
 
 _FILE = re.compile(r"(\d{4})_\w+\.sql")
-_LOCK = 0x53454E444C4F4F4D  # "SENDLOOM": one migration at a time a database
+_LOCK = 0x53454E444C4F4F4D  # "SENDLOOM": one at a time a database that changes its tables
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS schema_migrations (
@@ -126,6 +126,7 @@ async def check_schema(dsn: str) -> None:
 async def ensure_partitions(dsn: str) -> None:
     """Monthly partitions from last month to a year ahead; for housekeeping."""
     async with _connected(dsn) as connection:
+        await connection.fetchval("SELECT pg_advisory_lock($1)", _LOCK, timeout=BULK)
         await connection.execute(_PARTITIONS, timeout=BULK)
 
 

@@ -108,6 +108,10 @@ UPDATE list_versions
        rejected = (SELECT coalesce(sum(lines - accepted), 0) FROM list_chunks WHERE tenant = $1 AND version_id = $2)
  WHERE tenant = $1 AND version_id = $2
 
+-- name: lock_list
+-- In a statement of its own, before what follows compares versions: one that waited here would compare with those it saw before.
+SELECT FROM lists WHERE tenant = $1 AND list_id = $2 FOR NO KEY UPDATE
+
 -- name: make_current
 -- The newest upload that is ready, whatever order they became so in.
 UPDATE lists l SET current_version = $3
@@ -126,7 +130,7 @@ UPDATE lists l SET current_version = (
  WHERE l.tenant = $1 AND l.current_version = $2
 
 -- name: withdraw
-UPDATE list_versions SET state = 'failed', reason = $3 WHERE tenant = $1 AND version_id = $2 AND state <> 'failed'
+UPDATE list_versions SET state = 'failed', reason = $3 WHERE tenant = $1 AND version_id = $2 AND state <> 'failed' RETURNING list_id
 
 -- name: abandoned
 SELECT tenant, version_id FROM list_versions WHERE state = 'uploading' AND touched_at < now() - $1::interval ORDER BY touched_at LIMIT $2

@@ -47,9 +47,11 @@ UPDATE addresses SET verified_at = coalesce(verified_at, now()), updated_at = no
  WHERE tenant = $1 AND recipient_id = $2 AND channel = $3 AND address_hash = $4
 
 -- name: mark_dead
+-- The hash once more: who waits for the row finds it with its new address.
 UPDATE addresses a SET dead_at = now(), dead_reason = $4, updated_at = now()
   FROM (SELECT tenant, recipient_id, channel FROM addresses WHERE address_hash = $3 OFFSET 0) f
- WHERE f.tenant = $1 AND f.channel = $2 AND a.tenant = f.tenant AND a.recipient_id = f.recipient_id AND a.channel = f.channel AND a.dead_at IS NULL
+ WHERE f.tenant = $1 AND f.channel = $2 AND a.tenant = f.tenant AND a.recipient_id = f.recipient_id AND a.channel = f.channel
+   AND a.address_hash = $3 AND a.dead_at IS NULL
 
 -- name: remove_address
 DELETE FROM addresses WHERE tenant = $1 AND recipient_id = $2 AND channel = $3
@@ -62,14 +64,16 @@ SELECT device_id, channel, registered_at, last_seen_at, disabled_at FROM devices
 SELECT pg_advisory_xact_lock(hashtextextended(encode($1, 'hex'), 0))
 
 -- name: free_token
--- A device moves with its owner: the token belongs to whoever registered it last.
+-- A device moves with its owner: the token belongs to whoever registered it last. As in `mark_dead`, one that has another by now stays.
 DELETE FROM devices d USING (SELECT tenant, recipient_id, device_id, channel FROM devices WHERE token_hash = $3 OFFSET 0) f
  WHERE f.tenant = $1 AND f.channel = $2 AND (f.recipient_id <> $4 OR f.device_id <> $5)
-   AND d.tenant = f.tenant AND d.recipient_id = f.recipient_id AND d.device_id = f.device_id
+   AND d.tenant = f.tenant AND d.recipient_id = f.recipient_id AND d.device_id = f.device_id AND d.token_hash = $3
 
 -- name: register_device
+-- As with `lock_recipient`: none is left to who is being erased.
 INSERT INTO devices AS d (tenant, recipient_id, device_id, channel, token_hash, sealed)
 SELECT $1, r.recipient_id, $3, $4, $5, $6 FROM recipients r WHERE r.tenant = $1 AND r.recipient_id = $2 AND r.erased_at IS NULL
+   FOR SHARE
 ON CONFLICT (tenant, recipient_id, device_id) DO UPDATE
    SET channel = excluded.channel, token_hash = excluded.token_hash, sealed = excluded.sealed, last_seen_at = now(), disabled_at = NULL,
        registered_at = CASE WHEN d.token_hash = excluded.token_hash AND d.disabled_at IS NULL THEN d.registered_at ELSE now() END
@@ -80,7 +84,7 @@ RETURNING true
 UPDATE devices d SET disabled_at = now()
   FROM (SELECT tenant, recipient_id, device_id, channel FROM devices WHERE token_hash = $3 OFFSET 0) f
  WHERE f.tenant = $1 AND f.channel = $2 AND d.tenant = f.tenant AND d.recipient_id = f.recipient_id AND d.device_id = f.device_id
-   AND d.registered_at <= $4 AND d.disabled_at IS NULL
+   AND d.token_hash = $3 AND d.registered_at <= $4 AND d.disabled_at IS NULL
 
 -- name: remove_device
 DELETE FROM devices WHERE tenant = $1 AND recipient_id = $2 AND device_id = $3
@@ -105,6 +109,10 @@ SELECT DISTINCT recipient_id FROM preferences
 
 -- name: recent_opt_outs
 SELECT recipient_id, category, channel FROM (SELECT * FROM preferences WHERE opted_out AND changed_at >= $2 OFFSET 0) p WHERE tenant = $1
+
+-- name: lock_recipient
+-- An erasure and this wait for each other: nothing is left of who is being erased.
+SELECT FROM recipients WHERE tenant = $1 AND recipient_id = $2 FOR SHARE
 
 -- name: consent
 -- Every statement of consent stays as an event; the newest one counts.
@@ -135,6 +143,14 @@ SELECT channel, address_hash, reason, source, at FROM suppressions
 -- name: erase
 UPDATE recipients SET erased_at = coalesce(erased_at, now()), locale = NULL, zone = NULL, attributes = '{}', internal = false, updated_at = now()
  WHERE tenant = $1 AND recipient_id = $2
+
+-- name: lock_uploads
+-- Lists that are being written with them, or copied from one that has them: what is on its way ends first, so that what it wrote
+-- is found; what comes after finds nothing left of them.
+SELECT FROM list_versions v
+ WHERE v.tenant = $1 AND v.state = 'uploading'
+   AND (v.format = 'written' OR EXISTS (SELECT FROM list_staging s WHERE s.tenant = $1 AND s.version_id = v.version_id AND s.recipient_id = $2))
+ ORDER BY v.version_id FOR KEY SHARE OF v
 
 -- name: erase_addresses
 DELETE FROM addresses WHERE tenant = $1 AND recipient_id = $2
