@@ -30,8 +30,8 @@ ERRORS_KEPT = 100
 """Of each chunk."""
 EMPTY = "empty"
 ABANDONED = "abandoned"
-_SHARD_ROWS = 50_000
-"""Rows of a campaign that one statement looks at for a correction."""
+COPY_CHUNK = 50_000
+"""Rows of a campaign that one statement looks at for a correction, in whole shards."""
 SCAN_CHUNK = 5_000
 """Recipients that one transaction looks at for a segment, whoever of them is in it."""
 PLACING = 600.0
@@ -68,11 +68,13 @@ class PostgresLists(PostgresStore):
         sealer: Sealer,
         page_size: int = PAGE_SIZE,
         scan_chunk: int = SCAN_CHUNK,
+        copy_chunk: int = COPY_CHUNK,
     ) -> None:
         super().__init__(pool)
         self._sealer = sealer
         self._page_size = page_size
         self._scan_chunk = scan_chunk
+        self._copy_chunk = copy_chunk
 
     async def create(self, tenant: str, list_id: str, name: str = "") -> None:
         """If absent; a name given replaces the one there."""
@@ -220,7 +222,7 @@ class PostgresLists(PostgresStore):
         version = await self._begin(tenant, list_id, version_id, between)
         if version.state == "uploading":
             shards, size = source.shards or 0, source.size or 0
-            step = max(1, _SHARD_ROWS * shards // max(size, 1))
+            step = max(1, self._copy_chunk * shards // max(size, 1))
             for first in range(0, shards, step):
                 await between()
                 last = min(first + step, shards) - 1

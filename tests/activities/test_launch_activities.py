@@ -199,7 +199,11 @@ async def test_a_correction_goes_to_exactly_those_who_got_it_with_their_values(
     await stage.pool.execute(
         "UPDATE campaigns SET list_id = 'correction' WHERE campaign_id = $1", stage.campaign_id
     )
-    results = [await stage.run(stage.plan_activities().freeze, stage.ref) for _ in range(2)]
+    # It is copied some shards at a time.
+    assert frozen.shards == 4
+    copying = PostgresLists(stage.pool, stage.sealer, page_size=4, copy_chunk=16)
+    freezing = stage.plan_activities(audiences=copying)
+    results = [await stage.run(freezing.freeze, stage.ref) for _ in range(2)]
     assert results[0].frozen is not None, results[0].refused
     assert [r.frozen and r.frozen.size for r in results] == [28, 28]
     row = await stage.row()

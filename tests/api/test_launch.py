@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from api.auth import Scope
+from api.auth import KeyKind, Scope
 from api.deps import Parts
 from schemas.campaigns import CampaignSpec
 from schemas.kinds import CampaignPhase, Channel, RecipientState
@@ -267,6 +267,9 @@ async def test_a_correction_names_a_campaign_that_has_ended(
     del body["list_id"]
     assert code_of(await account.post("/v1/campaigns", body, key="x")) == (409, "campaign_open")
     await parts.campaigns.set_phase(account.tenant, id, CampaignPhase.COMPLETED)
+    # What really went out is nothing that a trial could follow, and the reverse.
+    test = await account.key(KeyKind.TEST)
+    assert code_of(await test.post("/v1/campaigns", body, key="x")) == (404, "unknown_campaign")
     answer = await account.post("/v1/campaigns", body, key="x")
     assert answer.status_code == 202, answer.text
     again = await account.post("/v1/campaigns", body, key="x")

@@ -557,10 +557,11 @@ async def test_half_the_rate_lasts_over_a_roll_of_the_due_loop_and_until_nothing
                     frozen_at=await world.now(),
                     message_class=MARKETING,
                     channels=[Channel.EMAIL],
-                    catch_up=True,
                 ),
                 id=due_workflow_id(world.id),
                 task_queue=flow_queue(MARKETING),
+                start_signal="look_again",
+                start_signal_args=[LookAgain(catch_up=True)],
             )
             await env.sleep(late + timedelta(minutes=2))
             await eventually(lambda: len(world.sent_due) == 1)
