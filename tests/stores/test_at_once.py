@@ -139,9 +139,10 @@ async def test_two_versions_withdrawn_at_once_leave_the_one_before_both(
 
 async def ended_or_waiting(pool: Pool, task: "asyncio.Task[Any]", backends: int) -> None:
     """Until it can do no more before the others go on."""
-    both = [task, asyncio.create_task(waiting(pool, backends))]
-    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    both[1].cancel()
+    locked = asyncio.create_task(waiting(pool, backends))
+    await asyncio.wait([task, locked], return_when=asyncio.FIRST_COMPLETED)
+    locked.cancel()
+    await asyncio.gather(locked, return_exceptions=True)
 
 
 # --- uploads that are given up --------------------------------------------------------------------------------------
