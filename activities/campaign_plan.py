@@ -14,7 +14,7 @@ from temporalio import activity
 
 from activities.campaign_ground import Ground, Grounds, channels_of
 from activities.guard_rails import watch_over
-from activities.heartbeats import heartbeating
+from activities.heartbeats import CAMPAIGN, heartbeating
 from activities.lane_guard import LaneGuard, watching
 from activities.preflight import examine
 from activities.rendering import Templates
@@ -128,7 +128,7 @@ class CampaignActivities:
     @activity.defn(name="campaign.freeze")
     async def freeze(self, ref: CampaignRef) -> FreezeResult:
         """Pins the audience, or says why the launch cannot be. Safe to repeat: what was pinned stays pinned."""
-        async with heartbeating():
+        async with heartbeating(every=CAMPAIGN):
             row = await self._row(ref)
             control = await self._campaigns.control(ref.tenant, ref.campaign_id)
             if row.phase in _FINAL:
@@ -209,7 +209,7 @@ class CampaignActivities:
     @activity.defn(name="campaign.preflight")
     async def preflight(self, ref: CampaignRef) -> PreflightReport:
         """Looks at messages as some of the audience would get them, and at the deadline. What cannot be ends it here (CAMP-8)."""
-        async with heartbeating():
+        async with heartbeating(every=CAMPAIGN):
             ground = await self._grounds.of(ref.tenant, ref.campaign_id)
             control = await self._control(ref)
             report = await examine(ground, self._campaigns, self._now(), control.rate_per_second)
@@ -265,7 +265,7 @@ class CampaignActivities:
     async def plan(self, s: Stretch) -> StretchResult:
         """Decides for some thousands of people, page by page from the durable cursor. Returns counts."""
         began = self._monotonic()
-        async with heartbeating(), watching(self._guard):
+        async with heartbeating(every=CAMPAIGN), watching(self._guard):
             try:
                 return await self._plan(s, began)
             except Fenced:
@@ -495,7 +495,7 @@ class CampaignActivities:
     async def settle(self, ref: CampaignRef) -> SettleResult:
         """Names what ended leases came to, and puts who is missing into a bucket. Never sends."""
         began = self._monotonic()
-        async with heartbeating():
+        async with heartbeating(every=CAMPAIGN):
             row = await self._row(ref)
             settled = await self._campaigns.settle(row, self._ledger, bucket_of(self._now()))
             if settled.made_unknown:
@@ -528,7 +528,7 @@ class CampaignActivities:
     @activity.defn(name="campaign.cancel_rest")
     async def cancel_rest(self, ref: CampaignRef) -> int:
         """Everybody without a final state becomes `cancelled`, also who was never planned; but not who may be with a provider."""
-        async with heartbeating():
+        async with heartbeating(every=CAMPAIGN):
             row = await self._row(ref)
             control = await self._control(ref)
             cancelled = 0
@@ -541,7 +541,7 @@ class CampaignActivities:
     @activity.defn(name="campaign.close")
     async def close(self, ref: CampaignRef) -> CloseResult:
         """Recomputes every page; ends the campaign only when the sum is the frozen size and nobody is open."""
-        async with heartbeating():
+        async with heartbeating(every=CAMPAIGN):
             row = await self._row(ref)
             await self._summarise_all(row)
             shown = await self._progress(row)

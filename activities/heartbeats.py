@@ -11,6 +11,8 @@ from schemas.wire import Wire
 
 EVERY = 1.0
 """Seconds. The first beat comes after this, so what is done sooner costs none."""
+CAMPAIGN = 1.6
+"""Seconds, for the long steps of campaigns: three within the 5 after which one is believed dead. Each costs as much as a step of a workflow."""
 
 W = TypeVar("W", bound=Wire)
 T = TypeVar("T")

@@ -18,7 +18,7 @@ class Budget(TypedDict, total=False):
 
 
 HEARTBEAT = timedelta(seconds=5)
-"""A killed worker is noticed after this: shards flow again within 10 s. Beats come every second, from a timer."""
+"""A killed worker is noticed after this: shards flow again within 10 s. Three beats are due in it, from a timer."""
 
 # A store that is down is waited for, never given up on: nothing else would finish the campaign.
 _PATIENT = RetryPolicy(

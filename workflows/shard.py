@@ -24,6 +24,8 @@ with workflow.unsafe.imports_passed_through():
 
 FIRST_STRETCH = 1_000
 """Small, so that sending starts soon after the launch."""
+QUICK_SHARDS = 4
+"""How many begin with one. They keep the first senders busy; to the others it would be two more activities for nothing."""
 ROLL_AFTER = 150
 """Stretches in one run: some 2,000 events."""
 LOOK_FIRST = timedelta(seconds=5)
@@ -92,7 +94,7 @@ class ShardWorkflow:
                 return
             result = await workflow.execute_activity_method(
                 CampaignActivities.plan,
-                self._stretch(None, FIRST_STRETCH if self._is_first else None),
+                self._stretch(None, FIRST_STRETCH if self._begins_small else None),
                 **budgets.PLAN,
             )
             self._stretches += 1
@@ -132,8 +134,8 @@ class ShardWorkflow:
         return self._stretches >= ROLL_AFTER or workflow.info().is_continue_as_new_suggested()
 
     @property
-    def _is_first(self) -> bool:
-        return self._shard.stretches + self._stretches == 0
+    def _begins_small(self) -> bool:
+        return self._shard.ref.shard < QUICK_SHARDS and self._shard.stretches + self._stretches == 0
 
     @property
     def _may_plan(self) -> bool:

@@ -12,7 +12,7 @@ from temporalio import activity
 
 from activities.campaign_ground import Ground
 from activities.guard_rails import watch_over
-from activities.heartbeats import heartbeating
+from activities.heartbeats import CAMPAIGN, heartbeating
 from activities.lane_guard import watching
 from activities.stretch.allowance import Allowance
 from activities.stretch.chunk import Chunks
@@ -85,7 +85,7 @@ class StretchRun:
         self._control = await lane.watch.follow(row.tenant, row.campaign_id)
         step = "due" if self.epoch is None else "send"
         try:
-            async with heartbeating(), self._watching(), watching(lane.guard):
+            async with heartbeating(every=CAMPAIGN), self._watching(), watching(lane.guard):
                 worker = asyncio.create_task(work.run())
                 cancelled = False
                 while not worker.done():
