@@ -281,6 +281,7 @@ class CampaignActivities:
         page, closed = await self._campaigns.cursor(ref.tenant, ref.campaign_id, ref.shard, PLAN)
         if closed:
             return StretchResult(done=True, next_page=page)
+        begun = page
         pages = [
             (number, size)
             for number, size in await self._campaigns.pages(
@@ -289,7 +290,7 @@ class CampaignActivities:
             if number >= page
         ]
         handled = 0
-        written: list[int] = []
+        changed: list[int] = []
         await self._stop_with_list(ref)
         control, looked_at = await self._control(ref), self._monotonic()
         reading: asyncio.Task[PagePeople] | None = None
@@ -317,15 +318,16 @@ class CampaignActivities:
                 if n + 1 < len(pages):
                     # The next page is read while this one is judged and written.
                     reading = asyncio.create_task(self._read(ground, ref.shard, pages[n + 1][0]))
-                await self._plan_page(ground, ref.shard, number, members)
+                if not await self._plan_page(ground, ref.shard, number, members):
+                    changed.append(number)
                 handled += size
                 page = number + 1
-                written.append(number)
-                if len(written) == PAGES_A_CURSOR:
-                    await self._advance(ground, ref.shard, epoch, written, page, closed=False)
+                if page - begun >= PAGES_A_CURSOR:
+                    await self._advance(ground, ref.shard, epoch, changed, page, closed=False)
+                    begun = page
             closed = not pages or page > pages[-1][0]
-            if written or closed:
-                await self._advance(ground, ref.shard, epoch, written, page, closed=closed)
+            if page > begun or closed:
+                await self._advance(ground, ref.shard, epoch, changed, page, closed=closed)
         finally:
             if reading is not None:
                 reading.cancel()
@@ -369,7 +371,8 @@ class CampaignActivities:
             channels=ground.policy.ladder,
         )
 
-    async def _plan_page(self, ground: Ground, shard: int, page: int, people: PagePeople) -> None:
+    async def _plan_page(self, ground: Ground, shard: int, page: int, people: PagePeople) -> bool:
+        """Whether all of it is pending, as it was without decisions: then there are no new numbers to be summed up."""
         now = self._now()
         if not ground.policy.caps:
             like = [
@@ -377,7 +380,7 @@ class CampaignActivities:
             ]
             if all(d.state in _ALIKE for d, _ in like) and await self._insert_page(people, like):
                 _note_unknown_zones(ground, people, dict(enumerate(d.state for d, _ in like)))
-                return
+                return all(d.state is RecipientState.PENDING for d, _ in like)
         decisions: list[Decision] = []
         caps: list[CapUse] = []
         for recipient_id, cohort in zip(people.recipient_ids, people.cohorts, strict=True):
@@ -395,6 +398,7 @@ class CampaignActivities:
             metrics.record_planned(state, sum(1 for d in stored if d.state is state))
         states = zip(people.cohorts, (d.state for d in decisions), strict=True)
         _note_unknown_zones(ground, people, dict(states))
+        return False
 
     def _decide(
         self,
@@ -467,18 +471,18 @@ class CampaignActivities:
         ground: Ground,
         shard: int,
         epoch: int,
-        written: list[int],
+        changed: list[int],
         page: int,
         *,
         closed: bool,
     ) -> None:
         row = ground.row
-        if written:
+        if changed:
             await self._campaigns.summarise(
-                row.tenant, ground.frozen_at, row.campaign_id, [(shard, n) for n in written]
+                row.tenant, ground.frozen_at, row.campaign_id, [(shard, n) for n in changed]
             )
         await self._campaigns.advance(row.tenant, row.campaign_id, shard, PLAN, epoch, page, closed)
-        written.clear()
+        changed.clear()
 
     # --- while it runs ------------------------------------------------------------------------------------------------
 

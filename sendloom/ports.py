@@ -25,7 +25,7 @@ from schemas.kinds import (
     UnknownPolicy,
 )
 from schemas.messages import Outbound
-from schemas.notifications import DecisionKey, DeliveryKey
+from schemas.notifications import DecisionKey, DeliveryKey, trusted_decision_key
 from schemas.outcomes import CallOutcome
 from schemas.schedules import (
     CatchUpRule,
@@ -228,6 +228,17 @@ class Move:
     not_after: datetime | None = None
     due_at: datetime | None = None
 
+    @classmethod
+    def proven(cls, page: "ClaimScope") -> "Move":
+        """Of anybody in this page whose message is with the provider, whatever was thought before. Its key names nobody."""
+        key = trusted_decision_key(
+            page.tenant, page.frozen_at, page.campaign_id, page.shard, page.page, ""
+        )
+        return cls(key, _ANY_BUT_SENT, RecipientState.SENT, Cause.PROOF)
+
+
+_ANY_BUT_SENT = frozenset(RecipientState) - {RecipientState.SENT}
+
 
 # --- the ledger -----------------------------------------------------------------------------------------------------
 
@@ -372,12 +383,6 @@ class Ledger(Protocol):
 
     async def record(self, scope: ClaimScope, results: Sequence[ClaimResult]) -> None:
         """Merge outcomes by the rules of `domain.outcomes.merge`. A missing claim is inserted with its outcome (POL-7)."""
-        ...
-
-    async def record_sent(
-        self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
-    ) -> None:
-        """As `record` for first attempts of first sends that the provider took: its message id by recipient."""
         ...
 
     async def read(self, scope: ClaimScope, wants: Sequence[Want]) -> list[ClaimRow | None]: ...
@@ -560,6 +565,15 @@ class DecisionStore(Protocol):
         ...
 
     async def by_recipient(self, tenant: str, recipient_id: str, limit: int) -> list[Decision]: ...
+
+
+class SentStore(Protocol):
+    async def write(
+        self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
+    ) -> None:
+        """Of first attempts of first sends that the provider took, its message id by recipient: their claims recorded as
+        `Ledger.record` does, and then their decisions moved as `DecisionStore.move` does."""
+        ...
 
 
 class DeadLetterStore(Protocol):

@@ -31,7 +31,7 @@ from schemas.kinds import CampaignPhase, Channel, MessageClass, Mode, RecipientS
 from schemas.messages import Outbound
 from schemas.outcomes import Accepted, CallOutcome, Failed
 from sendloom.domain.lanes import lane_for
-from sendloom.ports import CampaignRow, Tokens, WireMail
+from sendloom.ports import CampaignRow, SentStore, Tokens, WireMail
 from sendloom.providers import mime
 from sendloom.providers.mime_forms import Form
 from sendloom.stores.accepted import PostgresAccepted
@@ -43,6 +43,7 @@ from sendloom.stores.ledger.postgres import PostgresLedger
 from sendloom.stores.lists import PostgresLists
 from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import open_pool
+from sendloom.stores.sent import PostgresSent, SentInTurn
 from tests.fakes import START, FakeClock, FakeSealer
 
 T = TypeVar("T")
@@ -371,7 +372,7 @@ class CampaignStage:
             if channel is Channel.EMAIL
             else SmsCarrier(self.sms, SENDERS)
         )
-        given = {
+        given: dict[str, Any] = {
             "lane": lane_for(channel, MessageClass.MARKETING),
             "carrier": carrier,
             "campaigns": self.campaigns,
@@ -386,7 +387,11 @@ class CampaignStage:
             "tokens": self.tokens,
             "now": self.clock.now,
         }
-        return CampaignSendActivities(SendingLane(**{**given, **ports}))
+        given |= ports
+        sent: SentStore = SentInTurn(given["ledger"], given["decisions"])
+        if not ports.keys() & {"ledger", "decisions"}:
+            sent = PostgresSent(self.pool, sent)
+        return CampaignSendActivities(SendingLane(**{"sent": sent, **given}))
 
     def environment(self, attempt: int = 1) -> ActivityEnvironment:
         """Every run is another activity: what one claimed another does not take for its own."""

@@ -37,7 +37,6 @@ from sendloom.ports import (
     Want,
     Won,
 )
-from sendloom.stores.ledger.common import taken
 
 START = datetime(2026, 3, 2, 15, 0, tzinfo=UTC)
 
@@ -405,11 +404,6 @@ class FakeLedger(Outage):
         if held.lease_until <= now:
             return InDoubt(held.attempt, held.owner)
         return InFlight(held.lease_until, held.attempt)
-
-    async def record_sent(
-        self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
-    ) -> None:
-        await self.record(scope, taken(owner, provider, sent))
 
     async def record(self, scope: ClaimScope, results: Sequence[ClaimResult]) -> None:
         await self.reach("record")

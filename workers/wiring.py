@@ -31,7 +31,7 @@ from sendloom.domain.lanes import Lane, lanes_of
 from sendloom.platform.priority import own_nice
 from sendloom.platform.sealing import RingSealer
 from sendloom.platform.temporal import reachable, waiting_in
-from sendloom.ports import FullLedger, Provider, SentCache
+from sendloom.ports import FullLedger, Provider, SentCache, SentStore
 from sendloom.providers import mime
 from sendloom.providers.mime_forms import Form
 from sendloom.providers.smtp import SmtpProvider
@@ -96,6 +96,7 @@ class Stores:
     dead_letters: PostgresDeadLetters
     passcodes: PostgresPasscodes
     ledger: FullLedger
+    sent: SentStore
     campaigns: PostgresCampaigns
     schedules: PostgresSchedules
     segments: PostgresSegments
@@ -125,6 +126,7 @@ def stores(pool: Pool, sealer: RingSealer, cassandra: "Connection | None" = None
         dead_letters=PostgresDeadLetters(pool),
         passcodes=PostgresPasscodes(pool),
         ledger=of_ledger.ledger,
+        sent=of_ledger.sent,
         campaigns=of_ledger.campaigns,
         schedules=PostgresSchedules(pool, sealer),
         segments=PostgresSegments(pool),
@@ -232,6 +234,7 @@ async def lane(settings: Settings, lane: Lane, common: "Shared") -> AsyncIterato
                 campaigns=s.campaigns,
                 decisions=s.decisions,
                 ledger=s.ledger,
+                sent=s.sent,
                 people=s.people,
                 catalog=s.catalog,
                 dead_letters=s.dead_letters,

@@ -11,7 +11,7 @@ from activities.campaign_ground import Ground
 from activities.stretch.allowance import Allowance
 from activities.stretch.claims import Claims
 from activities.stretch.lane import SendingLane
-from activities.stretch.rows import PENDING, UNTRIED, Objection, Ready, Result, Row, key_of
+from activities.stretch.rows import PENDING, UNTRIED, Objection, Ready, Result, Row
 from activities.stretch.standing import Standing
 from schemas.kinds import ClaimState, FaultScope, RecipientState
 from schemas.outcomes import Accepted, CallOutcome, Failed, Rejected, Unknown
@@ -25,8 +25,6 @@ from sendloom.ports import ClaimResult, ClaimScope, Move, Won
 log = logging.getLogger(__name__)
 
 NOTE_EVERY = 5.0
-
-_ANY_BUT_SENT = frozenset(RecipientState) - {RecipientState.SENT}
 
 
 class Chunks:
@@ -136,11 +134,12 @@ class Chunks:
                 taken[one.row.recipient_id] = outcome.provider_message_id
             else:
                 self._judge(one, claim, outcome, owner, result)
-        if taken:
-            await lane.insist(lambda: lane.ledger.record_sent(scope, owner, provider, taken))
-            result.sent += taken
-        if result.claims:
-            await lane.insist(lambda: lane.ledger.record(scope, result.claims))
+        try:
+            if taken:
+                await lane.insist(lambda: lane.sent.write(scope, owner, provider, taken))
+        finally:
+            if result.claims:
+                await lane.insist(lambda: lane.ledger.record(scope, result.claims))
         return outcomes
 
     def _judge(
@@ -304,12 +303,7 @@ class Chunks:
         if result.letters:
             await lane.insist(partial(lane.dead_letters.add, result.letters))
         if result.sent:
-            like = Move(
-                key_of(result.at, ""),
-                _ANY_BUT_SENT,
-                RecipientState.SENT,
-                Cause.PROOF,
-            )
+            like = Move.proven(result.at)
             await lane.insist(partial(lane.decisions.move_page, result.sent, like))
         if result.moves:
             await lane.insist(partial(lane.decisions.move, result.moves))

@@ -27,6 +27,7 @@ from sendloom.ports import (
     Ledger,
     PeopleStore,
     Sealer,
+    SentStore,
     Tokens,
 )
 
@@ -49,6 +50,7 @@ class SendingLane:
         campaigns: CampaignStore,
         decisions: DecisionStore,
         ledger: Ledger,
+        sent: SentStore,
         people: PeopleStore,
         catalog: CatalogStore,
         dead_letters: DeadLetterStore,
@@ -66,6 +68,7 @@ class SendingLane:
         self.campaigns = campaigns
         self.decisions = decisions
         self.ledger = ledger
+        self.sent = sent
         self.people = people
         self.catalog = catalog
         self.dead_letters = dead_letters

@@ -63,7 +63,7 @@ class Result:
     campaign: CampaignRow
     at: ClaimScope
     sent: list[str] = field(default_factory=list)
-    """Whose message is proven to be with the provider."""
+    """Whose message is proven to be with the provider, and whose decision does not say so yet."""
     claims: list[ClaimResult] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)

@@ -133,7 +133,7 @@ class PostgresDecisions(PostgresStore):
             SQL["move_page"],
             *_page(like.key),
             joined(ids),
-            _mask(like.expect, like.to, like.cause),
+            mask(like.expect, like.to, like.cause),
             RECIPIENT_CODE[like.to],
             like.reason,
             like.channel,
@@ -326,7 +326,7 @@ async def _move(
     connection: Connection, page: _Page, recipient_ids: Sequence[str], moves: Sequence[Move]
 ) -> int:
     """`moves`: one for each, or a single one for all."""
-    expects, expect = column([_mask(m.expect, m.to, m.cause) for m in moves])
+    expects, expect = column([mask(m.expect, m.to, m.cause) for m in moves])
     states, state = column([RECIPIENT_CODE[m.to] for m in moves])
     reasons, reason = column([m.reason for m in moves])
     channels, channel = column([m.channel for m in moves])
@@ -362,7 +362,7 @@ async def _move(
 
 
 @lru_cache(maxsize=1024)
-def _mask(expect: frozenset[RecipientState], to: RecipientState, cause: Cause) -> int:
+def mask(expect: frozenset[RecipientState], to: RecipientState, cause: Cause) -> int:
     """The expected states as a bit mask of their codes.
 
     Raises:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from email import message_from_bytes
 from email.policy import default
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -30,7 +30,6 @@ from sendloom.errors import StoreUnavailable
 from sendloom.ports import ClaimResult, ClaimScope, Move, WireMail
 from sendloom.stores.campaigns import PostgresCampaigns
 from sendloom.stores.decisions import PostgresDecisions
-from sendloom.stores.ledger.common import taken
 from sendloom.stores.ledger.postgres import PostgresLedger
 from tests.campaign_fakes import (
     CATEGORY,
@@ -374,11 +373,6 @@ async def test_c65_a_record_that_fails_repeats_the_marking_and_never_the_call(
                 self.refusals -= 1
                 raise StoreUnavailable("gone")
             await super().record(scope, results)
-
-        async def record_sent(
-            self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
-        ) -> None:
-            await self.record(scope, taken(owner, provider, sent))
 
     await stage.send(stage.send_activities(ledger=Forgetful(stage.pool)))
     assert everybody_once(stage, range(150))

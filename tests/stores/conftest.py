@@ -59,6 +59,7 @@ from sendloom.stores.pool import Pool, open_pool
 from sendloom.stores.recipients import PostgresRecipients
 from sendloom.stores.schedules import PostgresSchedules, PostgresSeries
 from sendloom.stores.segments import PostgresSegments
+from sendloom.stores.sent import PostgresSent, SentInTurn
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 _WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -109,6 +110,7 @@ class Stores:
     recipients: PostgresRecipients = field(init=False)
     schedules: PostgresSchedules = field(init=False)
     segments: PostgresSegments = field(init=False)
+    sent: PostgresSent = field(init=False)
     series: PostgresSeries = field(init=False)
     triggers: PostgresTriggers = field(init=False)
 
@@ -128,6 +130,7 @@ class Stores:
         self.recipients = PostgresRecipients(self.pool, self.sealer)
         self.schedules = PostgresSchedules(self.pool, self.sealer)
         self.segments = PostgresSegments(self.pool)
+        self.sent = PostgresSent(self.pool, SentInTurn(self.ledger, self.decisions))
         self.series = PostgresSeries(self.pool, self.sealer)
         self.triggers = PostgresTriggers(self.pool)
 

@@ -296,39 +296,6 @@ async def test_somebody_who_never_held_the_claim_cannot_end_it(bench: Bench) -> 
     assert row.state is ClaimState.CLAIMED
 
 
-@pytest.mark.parametrize("size", [3, 30])
-async def test_a_chunk_that_was_taken_is_recorded_as_its_results_would_be(
-    bench: Bench, size: int
-) -> None:
-    """Whether all of it is ours, or some was recorded before, belongs to another attempt, or was never claimed."""
-    owner, stranger = uuid4(), uuid4()
-    ids = [f"r{n:02}" for n in range(size)]
-    sent = {id: f"m-{id}" for id in reversed(ids)}
-    whole, mixed = bench.scope(), bench.scope()
-    for scope in (whole, mixed):
-        await bench.ledger.claim(scope, [Want(id) for id in ids[:-1]], owner, MINUTE)
-    await bench.ledger.claim(whole, [Want(ids[-1])], owner, MINUTE)
-    await bench.ledger.record(
-        mixed,
-        [
-            ClaimResult(ids[0], 1, owner, ClaimState.SENT, provider="p", provider_message_id="old"),
-            ClaimResult(ids[1], 1, owner, ClaimState.FAILED, provider="p", code="450"),
-        ],
-    )
-    for scope in (whole, mixed):
-        await bench.ledger.record_sent(scope, owner, "p", sent)
-        await bench.ledger.record_sent(scope, stranger, "q", {})
-        found = await bench.ledger.read(scope, [Want(id) for id in ids])
-        assert all(row is not None and row.state is ClaimState.SENT for row in found)
-        named = [row.provider_message_id for row in found if row is not None]
-        first = "m-r00" if scope is whole else "old"
-        assert named == [first, *(f"m-{id}" for id in ids[1:])]
-        assert {(row.provider, row.attempt, row.code) for row in found if row} <= {
-            ("p", 1, None),
-            ("p", 1, "450"),
-        }
-
-
 async def test_a_send_without_a_claim_is_recorded_later(bench: Bench) -> None:
     """POL-7: security sends without one when claims are down."""
     scope, owner = bench.scope(), uuid4()

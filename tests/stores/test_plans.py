@@ -21,7 +21,7 @@ HOT: list[tuple[str, str, dict[str, set[str]]]] = [
     ("ledger.sql", "claim_all", {"cursors": {"tenant", "campaign_id", "shard", "stage"}}),
     ("ledger.sql", "record", {}),
     ("ledger.sql", "record_all", {"claims": PAGE | {"channel", "recipient_id"}}),
-    ("ledger.sql", "record_sent", {"claims": PAGE | {"channel", "recipient_id"}}),
+    ("sent.sql", "write", {"claims": PAGE | {"channel", "recipient_id"}, "decisions": ROW}),
     ("ledger.sql", "settle", {"claims": PAGE | {"channel"}}),
     ("ledger.sql", "of_campaign", {"claims": {"tenant", "frozen_at", "campaign_id"}}),
     ("ledger.sql", "of_shard", {"claims": PAGE | {"channel"}}),

@@ -298,9 +298,7 @@ CALLS: dict[str, Call] = {
     "PostgresLedger.record": lambda s, t: s.ledger.record(
         scope(t), [ClaimResult(WHO, 1, uuid4(), ClaimState.SENT)]
     ),
-    "PostgresLedger.record_sent": lambda s, t: s.ledger.record_sent(
-        scope(t), uuid4(), "smtp", {WHO: "m"}
-    ),
+    "PostgresSent.write": lambda s, t: s.sent.write(scope(t), uuid4(), "smtp", {WHO: "m"}),
     "PostgresLedger.read": lambda s, t: s.ledger.read(scope(t), [Want(WHO)]),
     "PostgresLedger.settle": lambda s, t: s.ledger.settle(scope(t)),
     "PostgresLedger.of_campaign": lambda s, t: s.ledger.of_campaign(t, NOW, ID),

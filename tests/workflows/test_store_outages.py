@@ -130,8 +130,8 @@ class Port:
     def __getattr__(self, name: str) -> Any:
         asked = getattr(self._store, name)
         weather = self._weather
-        # The same thing said by columns is the same thing.
-        name = {"record_sent": "record", "move_page": "move"}.get(name, name)
+        # The same thing said for a page at once is the same thing.
+        name = "move" if name == "move_page" else name
 
         async def reach(*args: Any, **how: Any) -> Any:
             if name in weather.down:

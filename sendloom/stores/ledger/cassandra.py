@@ -48,7 +48,6 @@ from sendloom.stores.ledger.common import (
     by_kind,
     distinct,
     id_of,
-    taken,
 )
 from sendloom.stores.ledger.grounds import Clock, Epochs, Places
 from sendloom.stores.pool import joined
@@ -378,11 +377,6 @@ class CassandraLedger:
         self._noted.add((minute, key))
 
     # --- the delivery log ---------------------------------------------------------------------------------------------
-
-    async def record_sent(
-        self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
-    ) -> None:
-        await self.record(scope, taken(owner, provider, sent))
 
     async def read(self, scope: ClaimScope, wants: Sequence[Want]) -> list[ClaimRow | None]:
         if not wants:

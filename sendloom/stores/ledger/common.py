@@ -1,8 +1,7 @@
 """What both ledgers think of wants, rows and results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
-from uuid import UUID
 
 from schemas.kinds import ClaimState
 from sendloom.ports import ClaimAnswer, ClaimResult, ClaimRow, Done, InDoubt, InFlight, Want
@@ -36,16 +35,6 @@ def answer_of(row: ClaimRow) -> ClaimAnswer:
     if row.lease_over:
         return InDoubt(row.attempt, row.owner)
     return InFlight(row.lease_until, row.attempt)
-
-
-def taken(owner: UUID, provider: str, sent: Mapping[str, str]) -> list[ClaimResult]:
-    """What `record_sent` says, as `record` takes it."""
-    return [
-        ClaimResult(
-            recipient_id, 1, owner, ClaimState.SENT, provider=provider, provider_message_id=named
-        )
-        for recipient_id, named in sent.items()
-    ]
 
 
 def distinct(results: Sequence[ClaimResult]) -> list[list[ClaimResult]]:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sendloom.ports import FullLedger, Sealer
+from sendloom.ports import FullLedger, Sealer, SentStore
 from sendloom.settings import Settings
 from sendloom.stores.accepted import PostgresAccepted
 from sendloom.stores.campaigns import PostgresCampaigns
@@ -14,6 +14,7 @@ from sendloom.stores.ledger.postgres import PostgresLedger
 from sendloom.stores.people import PostgresPeople
 from sendloom.stores.pool import Pool
 from sendloom.stores.recipients import PostgresRecipients
+from sendloom.stores.sent import PostgresSent, SentInTurn
 
 if TYPE_CHECKING:
     from sendloom.stores.cassandra import Address, Connection
@@ -28,6 +29,7 @@ class LedgerStores:
     people: PostgresPeople
     campaigns: PostgresCampaigns
     decisions: PostgresDecisions
+    sent: SentStore
     recipients: PostgresRecipients
 
 
@@ -63,12 +65,14 @@ async def open_cassandra(settings: Settings) -> AsyncIterator["Connection | None
 def ledger_stores(pool: Pool, sealer: Sealer, cassandra: "Connection | None") -> LedgerStores:
     decisions = PostgresDecisions(pool, sealer)
     if cassandra is None:
+        of_postgres = PostgresLedger(pool)
         return LedgerStores(
-            ledger=PostgresLedger(pool),
+            ledger=of_postgres,
             accepted=PostgresAccepted(pool, sealer),
             people=PostgresPeople(pool),
             campaigns=PostgresCampaigns(pool, decisions),
             decisions=decisions,
+            sent=PostgresSent(pool, SentInTurn(of_postgres, decisions)),
             recipients=PostgresRecipients(pool, sealer),
         )
     from sendloom.stores.cassandra import Requests, monotonic
@@ -94,5 +98,6 @@ def ledger_stores(pool: Pool, sealer: Sealer, cassandra: "Connection | None") ->
         people=PeopleBeside(pool, ledger),
         campaigns=CampaignsBeside(pool, decisions, ledger),
         decisions=decisions,
+        sent=SentInTurn(ledger, decisions),
         recipients=RecipientsBeside(pool, sealer, ledger),
     )

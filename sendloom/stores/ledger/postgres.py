@@ -1,6 +1,6 @@
 """The ledger on Postgres: claims won by insert, outcomes merged by upsert, everything in arrays."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta
 from operator import attrgetter
 from typing import Any
@@ -35,7 +35,6 @@ from sendloom.stores.queries import load
 SQL = load("ledger.sql")
 RECIPIENTS = load("recipients.sql")
 
-_SENT = CLAIM_RANK[ClaimState.SENT]
 _MANY = 10
 """From here on a statement that fails when it meets the unexpected is worth trying first."""
 
@@ -169,18 +168,6 @@ class PostgresLedger(PostgresStore):
                 code,
             )
             await self._record(len(batch), args)
-
-    async def record_sent(
-        self, scope: ClaimScope, owner: UUID, provider: str, sent: Mapping[str, str]
-    ) -> None:
-        if not sent:
-            return
-        ids = sorted(sent)
-        whose, named = joined(ids), joined_or_none([sent[id] for id in ids])
-        if await self._execute(SQL["record_sent"], *_at(scope), whose, named, provider) < len(ids):
-            columns = (whose, None, None, None, None, None, None, named, None)
-            same = (_SENT, 1, owner, provider, None)
-            await self._execute(SQL["record"], *_at(scope), *columns, *same)
 
     async def _record(self, rows: int, args: tuple[Any, ...]) -> None:
         changed = 0

@@ -77,15 +77,6 @@ UPDATE claims c
    AND (coalesce(r.state, $16::smallint) = 4
         OR (coalesce(r.attempt, $17::smallint) = c.attempt AND coalesce(r.owner, $18::uuid) = c.owner AND coalesce(r.state, $16::smallint) > c.state))
 
--- name: record_sent
--- As `record_all` for first messages that were sent, which most are: `sent` wins over everything, whoever says it.
-UPDATE claims c
-   SET state = 4, provider = $9, provider_message_id = r.provider_message_id, code = NULL, recorded_at = now()
-  FROM unnest(string_to_array($7, E'\x1f'), string_to_array($8, E'\x1f', E'\x1e')) AS r (recipient_id, provider_message_id)
- WHERE c.tenant = $1 AND c.frozen_at = $2 AND c.campaign_id = $3 AND c.shard = $4 AND c.page = $5 AND c.channel = $6
-   AND c.recipient_id = ANY (string_to_array($7, E'\x1f')) AND c.recipient_id = r.recipient_id AND c.send_no = 1 AND c.device = ''
-   AND c.state <> 4
-
 -- name: record
 -- domain.outcomes.merge: sent wins over everything; otherwise the owner's own attempt, and the higher rank. An upsert always
 -- finds its row by the unique index, whatever the statistics say. What is the same in every row comes once ($16 to $20).

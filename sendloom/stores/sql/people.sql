@@ -53,14 +53,14 @@ SELECT
 -- include: looks
 
 -- name: sample
--- Some pages evenly over the audience, and some of each evenly over the page.
+-- Some pages evenly over the audience, and some of each evenly over the page, which is read no further than the last of them.
 WITH
 -- include: asked
 , numbered AS (
     SELECT shard, page, size, row_number() OVER (ORDER BY shard, page) - 1 AS n, count(*) OVER () AS pages
       FROM list_pages WHERE tenant = $1 AND version_id = $5
 ), chosen AS (
-    SELECT shard, page, size, pages FROM numbered
+    SELECT shard, page, size, ceil($6::numeric / pages)::int AS each FROM numbered
      WHERE floor(n * least(pages, $6)::numeric / pages) <> floor((n - 1) * least(pages, $6)::numeric / pages)
 ), picked AS (
     SELECT r.recipient_id, r.variables
@@ -68,8 +68,9 @@ WITH
      CROSS JOIN LATERAL (
            SELECT recipient_id, variables, row_number() OVER (ORDER BY recipient_id) - 1 AS n
              FROM list_rows WHERE tenant = $1 AND version_id = $5 AND shard = c.shard AND page = c.page
+            ORDER BY recipient_id LIMIT c.size - c.size / c.each + 1
      ) r
-     WHERE floor(r.n * ceil($6::numeric / c.pages) / c.size) <> floor((r.n - 1) * ceil($6::numeric / c.pages) / c.size)
+     WHERE floor(r.n * c.each::numeric / c.size) <> floor((r.n - 1) * c.each::numeric / c.size)
      LIMIT $6
 ), l AS MATERIALIZED (
     SELECT array_agg(recipient_id) AS ids, array_agg(variables) AS variables FROM picked
