@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 
 import uvloop
 
-from benchmarks.mime import TEXT, a_mail
+from benchmarks.mime import ENGLISH, a_mail
 from schemas.kinds import MessageClass
 from sendloom.ports import WireMail
 from sendloom.providers.mime import Skeleton, stuff
@@ -72,7 +72,7 @@ def mails(count: int) -> list[WireMail]:
                     date=DATE,
                     reference=f"dlv_{n}",
                     subject=f"Your news, {n}",
-                    text=TEXT,
+                    text=ENGLISH.text.replace("{{name}}", "Alex"),
                 )
             ),
         )
@@ -100,7 +100,7 @@ async def pipelined(port: int, count: int, connections: int) -> int:
 
 async def one_at_a_time(port: int, count: int, connections: int) -> int:
     provider = SmtpProvider(SmtpAccount(host="127.0.0.1", port=port), pool_size=connections)
-    mail = a_mail(TEXT, None)
+    mail = a_mail(ENGLISH)
     left = iter(range(count))
     taken = 0
 
