@@ -68,6 +68,8 @@ log = logging.getLogger(__name__)
 PLAN = "plan"
 """The cursor's stage; sending has one per channel."""
 PAGES_A_CURSOR = 4
+PLANS_AT_ONCE = 2
+"""In one process: more would only share the processor, and the first shards' senders wait for all of them."""
 """A cursor behind by some pages costs a repeat that inserts nothing; a cursor a page costs a write a page."""
 PAGES_A_SUMMARY = 50
 LETTERS_AT_ONCE = 500
@@ -121,6 +123,7 @@ class CampaignActivities:
         self._guard = guard
         self._grounds = Grounds(campaigns, catalog, templates)
         self._now = now
+        self._planning = asyncio.Semaphore(PLANS_AT_ONCE)
         self._monotonic = monotonic
 
     # --- launch -------------------------------------------------------------------------------------------------------
@@ -264,8 +267,8 @@ class CampaignActivities:
     @activity.defn(name="campaign.plan")
     async def plan(self, s: Stretch) -> StretchResult:
         """Decides for some thousands of people, page by page from the durable cursor. Returns counts."""
-        began = self._monotonic()
-        async with heartbeating(every=CAMPAIGN), watching(self._guard):
+        async with heartbeating(every=CAMPAIGN), watching(self._guard), self._planning:
+            began = self._monotonic()
             try:
                 return await self._plan(s, began)
             except Fenced:

@@ -214,6 +214,8 @@ class DueView(Wire):
 
     earliest: datetime | None = None
     waiting: int = 0
+    closed: bool = False
+    """The campaign is over: whatever is replayed later starts a loop of its own."""
 
 
 class DueInput(Wire):

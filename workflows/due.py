@@ -103,7 +103,8 @@ class DueWorkflow:
             self._waiting = view.waiting
             if view.waiting == 0:
                 self._catch_up = False
-                self._finished = self._closing
+                # A replay just before the close starts a loop that nobody tells of it.
+                self._finished = self._closing or view.closed
             if view.earliest is None or view.earliest > workflow.now():
                 await self._sleep(seen, self._until(view.earliest))
                 continue

@@ -318,7 +318,7 @@ class PostgresCampaigns(PostgresPeople):
     async def due(self, tenant: str, campaign_id: UUID) -> DueView:
         row = await self._row(SQL["due"], tenant, campaign_id, timeout=BULK)
         assert row is not None
-        return DueView(earliest=row["earliest"], waiting=row["waiting"])
+        return DueView(**dict(row))
 
     # --- counts -----------------------------------------------------------------------------------------------------
 

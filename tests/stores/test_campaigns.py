@@ -320,7 +320,9 @@ async def test_due_rows_come_bucket_by_bucket_and_stay_due_until_their_next_stat
         [Move(planned[7].key, frozenset({R.PENDING}), R.SENT, Cause.SENDER)]
     )
     view = await stores.campaigns.due(world.tenant, campaign.campaign_id)
-    assert (view.earliest, view.waiting) == (late, 4)
+    assert (view.earliest, view.waiting, view.closed) == (late, 4, False)
+    await stores.campaigns.set_phase(world.tenant, campaign.campaign_id, CampaignPhase.COMPLETED)
+    assert (await stores.campaigns.due(world.tenant, campaign.campaign_id)).closed
 
 
 # --- counts ---------------------------------------------------------------------------------------------------------

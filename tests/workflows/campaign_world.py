@@ -281,7 +281,9 @@ class CampaignWorld:
     async def due(self, ref: CampaignRef) -> DueView:
         self.due_looks += 1
         return DueView(
-            earliest=min((at for at, _ in self.waiting), default=None), waiting=len(self.waiting)
+            earliest=min((at for at, _ in self.waiting), default=None),
+            waiting=len(self.waiting),
+            closed=self.closed is not None,
         )
 
     @activity.defn(name="campaign.progress")

@@ -578,8 +578,9 @@ async def test_half_the_rate_lasts_over_a_roll_of_the_due_loop_and_until_nothing
     assert [half for _, half in world.sent_due] == [True, False]
 
 
-async def test_a_replay_after_the_close_is_worked_by_a_due_loop_of_its_own(
-    temporal_client: Client,
+@pytest.mark.parametrize("closing", [True, False], ids=["after it", "just before it"])
+async def test_a_replay_around_the_close_is_worked_by_a_due_loop_of_its_own_that_ends(
+    temporal_client: Client, closing: bool
 ):
     world = CampaignWorld(shards=1)
     async with serving(temporal_client, world):
@@ -594,7 +595,7 @@ async def test_a_replay_after_the_close_is_worked_by_a_due_loop_of_its_own(
                 frozen_at=await world.now(),
                 message_class=MARKETING,
                 channels=[Channel.EMAIL],
-                closing=True,
+                closing=closing,
             ),
             id=due_workflow_id(world.id),
             task_queue=flow_queue(MARKETING),

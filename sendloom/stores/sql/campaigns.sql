@@ -214,7 +214,9 @@ ON CONFLICT (tenant, frozen_at, campaign_id, shard, page, recipient_id) DO UPDAT
  WHERE d.state = 1
 
 -- name: due
-SELECT min(due_at) AS earliest, count(*) AS waiting FROM decisions
+SELECT min(due_at) AS earliest, count(*) AS waiting,
+       coalesce((SELECT closed_at IS NOT NULL FROM campaigns WHERE tenant = $1 AND campaign_id = $2), false) AS closed
+  FROM decisions
  WHERE tenant = $1 AND campaign_id = $2 AND due_at IS NOT NULL AND state IN (0, 1)
    AND frozen_at = (SELECT frozen_at FROM campaigns WHERE tenant = $1 AND campaign_id = $2)
 
