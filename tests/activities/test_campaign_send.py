@@ -7,12 +7,13 @@ from datetime import timedelta
 from email import message_from_bytes
 from email.policy import default
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
+from activities.campaign_plan import PLANS_AT_ONCE
 from activities.stretch.run import LOOK_VALID
 from schemas.kinds import (
     CampaignPhase,
@@ -103,6 +104,35 @@ async def test_a_stretch_ends_at_its_size_and_the_next_begins_at_the_cursor(stag
     sent = await stage.send()
     assert (sent.done, sent.next_page) == (True, 5)
     assert everybody_once(stage, range(500))
+
+
+async def test_a_process_plans_two_shards_at_once(stage: CampaignStage):
+    """What is planned beside the first shards only keeps their senders waiting."""
+    await stage.set_up(60, page_size=5, pages_a_shard=2)
+    await stage.launch()
+    in_hand: set[int] = set()
+    full, most = asyncio.Event(), 0
+
+    class Watched(PostgresCampaigns):
+        async def take_epoch(self, tenant: str, campaign_id: UUID, shard: int, stage: str) -> int:
+            nonlocal most
+            in_hand.add(shard)
+            most = max(most, len(in_hand))
+            if len(in_hand) == PLANS_AT_ONCE:
+                full.set()
+            await full.wait()
+            return await super().take_epoch(tenant, campaign_id, shard, stage)
+
+        async def advance(self, *args: Any) -> None:
+            await super().advance(*args)
+            in_hand.discard(args[2])
+
+    planning = stage.plan_activities(campaigns=Watched(stage.pool, stage.decisions))
+    results = await asyncio.gather(
+        *(stage.run(planning.plan, stage.stretch(None, shard)) for shard in range(6))
+    )
+    assert all(result.done for result in results)
+    assert most == PLANS_AT_ONCE
 
 
 async def test_c54_number_57_alone_is_failed(stage: CampaignStage):
