@@ -14,7 +14,7 @@ from schemas.kinds import Channel, RecipientState
 from sendloom.ports import WRITTEN, CapUse
 from sendloom.rows import AddressWrite, Consent, RecipientWrite
 from sendloom.stores.pool import Pool
-from tests.stores.conftest import NOW, Stores, World, a_row, waiting
+from tests.stores.conftest import NOW, Stores, World, a_campaign, a_row, waiting
 
 OLD, NEW = (
     AddressWrite(Channel.EMAIL, name, name) for name in ("old@example.com", "new@example.com")
@@ -145,6 +145,26 @@ async def ended_or_waiting(pool: Pool, task: "asyncio.Task[Any]", backends: int)
     await asyncio.gather(locked, return_exceptions=True)
 
 
+async def test_a_freeze_that_waited_for_a_new_version_pins_that_one(
+    stores: Stores, world: World
+) -> None:
+    lists, t = stores.lists, world.tenant
+    await world.list_of([a_row(n) for n in range(2)])
+    row = a_campaign(t)
+    await stores.campaigns.insert(row)
+    newer = (await lists.start_version(t, "everyone", uuid4(), "ndjson")).version_id
+    rows = [a_row(n) for n in range(5)]
+    await lists.add_chunk(t, newer, 0, b"n" * 32, 1, len(rows), rows, ())
+    async with held(stores.pool, "SELECT FROM lists WHERE tenant = $1 FOR UPDATE", t) as group:
+        group.create_task(lists.make_ready(t, newer))
+        await waiting(stores.pool, 1)
+        freezing = group.create_task(
+            stores.campaigns.freeze(t, row.campaign_id, NOW, [Channel.EMAIL])
+        )
+        await waiting(stores.pool, 2)
+    assert (await freezing).size == len(rows)
+
+
 # --- uploads that are given up --------------------------------------------------------------------------------------
 
 
@@ -228,19 +248,27 @@ async def test_who_is_erased_while_a_list_becomes_ready_leaves_no_values_in_it(
     assert await values_kept(stores, t, "r001") == 1
 
 
-async def test_who_is_erased_while_a_campaigns_audience_is_copied_leaves_no_values_in_the_copy(
-    stores: Stores, world: World
-) -> None:
+@asynccontextmanager
+async def copied(stores: Stores, world: World) -> AsyncIterator[tuple[asyncio.TaskGroup, UUID]]:
+    """A campaign's audience on its way into a list, whose version this is: of two, the second is being written by an attempt that
+    was thought dead."""
     t = world.tenant
     source = await world.campaign(2)
     await world.plan(source, state=RecipientState.SENT)
     await stores.lists.create(t, "copy")
     version = (await stores.lists.start_version(t, "copy", uuid4(), WRITTEN)).version_id
-    # Who is copied beside them is being written by an attempt that was thought dead.
     zombie = "INSERT INTO list_staging (tenant, version_id, recipient_id, chunk) VALUES ($1, $2, 'r001', 0)"
     async with held(stores.pool, zombie, t, version) as group:
         group.create_task(stores.lists.write_sent(t, "copy", version, source))
         await waiting(stores.pool, 1)
+        yield group, version
+
+
+async def test_who_is_erased_while_a_campaigns_audience_is_copied_leaves_no_values_in_the_copy(
+    stores: Stores, world: World
+) -> None:
+    t = world.tenant
+    async with copied(stores, world) as (group, _):
         erasing = group.create_task(stores.recipients.erase(t, "r000"))
         await ended_or_waiting(stores.pool, erasing, 2)
     assert await values_kept(stores, t, "r000") == 0
@@ -250,14 +278,7 @@ async def test_a_copy_on_its_way_into_a_list_that_is_given_up_leaves_nothing_beh
     stores: Stores, world: World
 ) -> None:
     t = world.tenant
-    source = await world.campaign(2)
-    await world.plan(source, state=RecipientState.SENT)
-    await stores.lists.create(t, "copy")
-    version = (await stores.lists.start_version(t, "copy", uuid4(), WRITTEN)).version_id
-    zombie = "INSERT INTO list_staging (tenant, version_id, recipient_id, chunk) VALUES ($1, $2, 'r001', 0)"
-    async with held(stores.pool, zombie, t, version) as group:
-        group.create_task(stores.lists.write_sent(t, "copy", version, source))
-        await waiting(stores.pool, 1)
+    async with copied(stores, world) as (group, version):
         giving_up = group.create_task(stores.lists.fail(t, version, "cancelled"))
         await ended_or_waiting(stores.pool, giving_up, 2)
     assert await staged(stores, t) == 0

@@ -24,7 +24,7 @@ from sendloom.ports import (
 from sendloom.rows import AddressWrite, Preference, RecipientWrite
 from sendloom.stores.campaigns import PostgresCampaigns
 from sendloom.stores.decisions import PostgresDecisions
-from tests.stores.conftest import NOW, Stores, World, a_campaign, a_row, waiting
+from tests.stores.conftest import NOW, Stores, World, a_campaign, a_row
 
 R = RecipientState
 MINUTE = timedelta(minutes=1)
@@ -106,26 +106,6 @@ async def test_two_freezes_at_once_pin_the_same(stores: Stores, world: World) ->
         )
     )
     assert frozen == [frozen[0]] * 4
-
-
-async def test_a_freeze_that_waited_for_a_new_version_pins_that_one(
-    stores: Stores, world: World
-) -> None:
-    """Whoever waits for a row goes on with its new content, but with what was to be seen of others before it waited."""
-    lists, pool, tenant = stores.lists, stores.pool, world.tenant
-    await world.list_of([a_row(n) for n in range(2)])
-    row = a_campaign(tenant)
-    await stores.campaigns.insert(row)
-    newer = await lists.start_version(tenant, "everyone", uuid4(), "ndjson")
-    rows = [a_row(n) for n in range(5)]
-    await lists.add_chunk(tenant, newer.version_id, 0, b"n" * 32, 1, len(rows), rows, ())
-    async with asyncio.TaskGroup() as both, pool.acquire() as holder, holder.transaction():
-        await holder.execute("SELECT FROM lists WHERE tenant = $1 FOR UPDATE", tenant)
-        both.create_task(lists.make_ready(tenant, newer.version_id))
-        await waiting(pool, 1)
-        freezing = both.create_task(stores.campaigns.freeze(tenant, row.campaign_id, NOW, MAIL))
-        await waiting(pool, 2)
-    assert (await freezing).size == len(rows)
 
 
 async def test_what_cannot_be_sent_to_is_refused_with_a_code(stores: Stores, world: World) -> None:
