@@ -67,11 +67,11 @@ log = logging.getLogger(__name__)
 
 PLAN = "plan"
 """The cursor's stage; sending has one per channel."""
-PAGES_A_CURSOR = 4
+PAGES_A_CURSOR = 2
+"""A cursor behind by some pages costs a repeat that inserts nothing; a cursor a page costs a write a page."""
 PLANS_AT_ONCE = 2
 """In one process: more would only share the processor, and the first shards' senders wait for all of them."""
-"""A cursor behind by some pages costs a repeat that inserts nothing; a cursor a page costs a write a page."""
-PAGES_A_SUMMARY = 50
+PAGES_A_SUMMARY = 25
 LETTERS_AT_ONCE = 500
 CONTROL_EVERY = 1.0
 _FINAL = {CampaignPhase.COMPLETED, CampaignPhase.CANCELLED, CampaignPhase.FAILED}

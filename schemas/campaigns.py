@@ -172,7 +172,7 @@ class Stretch(Wire):
     channel: Channel | None = None
     """None for plan; one for send."""
     epoch: int = 0
-    max_recipients: int = 5_000
+    max_recipients: int = 10_000
     max_seconds: float = 10.0
 
 
@@ -203,7 +203,7 @@ class DueStretch(Wire):
     frozen_at: datetime
     message_class: MessageClass
     channel: Channel
-    max_recipients: int = 5_000
+    max_recipients: int = 10_000
     max_seconds: float = 10.0
     half_rate: bool = False
     """For what catch-up found missing."""

@@ -21,10 +21,13 @@ from sendloom.stores.segment_sql import with_segment
 
 SQL = load("lists.sql")
 
-PAGE_SIZE = 500
+PAGE_SIZE = 1_000
 SHARDS_MAX = 1_000
-SHARD_PAGES_MIN = 10
-"""A child workflow costs as much as some thousand recipients; a smaller shard would cost more than it sends."""
+SHARD_PAGES_MIN = 5
+"""A child workflow costs as much as some hundred recipients; a smaller shard would cost more than it saves."""
+SHARD_PAGES_USUAL = 10
+SHARDS_EVEN = 20
+"""Before there are this many, processes would not share the work evenly if shards were larger than they have to be."""
 
 ERRORS_KEPT = 100
 """Of each chunk."""
@@ -53,9 +56,11 @@ class Shape:
 
 
 def shape(size: int, page_size: int = PAGE_SIZE) -> Shape:
-    """Shards grow with the audience, so that there are never more than SHARDS_MAX of them."""
+    """Shards grow with the audience: to the usual size when there are enough to share out, and then so that there never are
+    more than SHARDS_MAX."""
     pages = -(-size // page_size)
-    per_shard = max(SHARD_PAGES_MIN, -(-pages // SHARDS_MAX))
+    shared_out = min(SHARD_PAGES_USUAL, pages // SHARDS_EVEN)
+    per_shard = max(SHARD_PAGES_MIN, shared_out, -(-pages // SHARDS_MAX))
     return Shape(page_size, per_shard, pages, -(-pages // per_shard))
 
 

@@ -25,6 +25,18 @@ def test_an_audience_of_any_size_is_cut_into_at_most_a_thousand_shards(
     assert cut.pages_per_shard >= SHARD_PAGES_MIN
 
 
+def test_shards_grow_once_there_are_enough_to_share_out() -> None:
+    cuts = [shape(size) for size in (1, 5_001, 50_000, 200_000, 500_000, 50_000_000)]
+    assert [(cut.shards, cut.pages_per_shard) for cut in cuts] == [
+        (1, 5),
+        (2, 5),
+        (10, 5),
+        (20, 10),
+        (50, 10),
+        (1_000, 50),
+    ]
+
+
 async def upload(world: World, list_id: str = "l") -> UUID:
     await world.stores.lists.create(world.tenant, list_id)
     version = await world.stores.lists.start_version(world.tenant, list_id, uuid4(), "ndjson")
@@ -37,14 +49,14 @@ async def test_every_row_gets_its_place_in_one_order(stores: Stores, world: Worl
     assert version is not None
     assert (version.state, version.size, version.rejected) == ("ready", 35, 0)
     places = []
-    for shard in (0, 1):
+    for shard in (0, 1, 2):
         for page, size in await stores.campaigns.pages(world.tenant, version_id, shard):
             found = await stores.campaigns.page_people(
                 world.tenant, "offers.weekly", version_id, shard, page, False
             )
             assert len(found.recipient_ids) == size
             places += [(shard, page, recipient_id) for recipient_id in found.recipient_ids]
-    assert places == [(n // 30, n // 3 % 10, f"r{n:03}") for n in range(35)]
+    assert places == [(n // 15, n // 3 % 5, f"r{n:03}") for n in range(35)]
     staged = await stores.pool.fetchval(
         "SELECT count(*) FROM list_staging WHERE tenant = $1", world.tenant
     )
