@@ -35,9 +35,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PAGES_AT_ONCE = 3
-"""Of all stretches: while one page is on the wire the next is read and rendered. What is read too far ahead is stale before its turn
-comes, and read again."""
 REPEAT_LONGEST = 1.0
 """Between two tries to write, or claim, in a store that is away: it is used as soon as it is back."""
 
@@ -88,7 +85,6 @@ class SendingLane:
             f"provider:{carrier.name}:{lane.queue}", tokens, provider_rate, monotonic
         )
         self.storms = Storms()
-        self.pages = asyncio.Semaphore(PAGES_AT_ONCE)
         self.unwritten = 0
         """Writes that the database has refused and that are being repeated: until they are through, nothing more is claimed."""
         self.guarded: dict[UUID, float] = {}

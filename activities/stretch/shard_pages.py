@@ -6,6 +6,9 @@ from activities.campaign_plan import PLAN
 from activities.stretch.run import StretchRun, Work, all_of
 from sendloom.errors import Fenced
 
+PAGES_AT_ONCE = 2
+"""While one page is on the wire the next is read and rendered. What is read too far ahead is stale before its turn comes."""
+
 
 class ShardPages(Work):
     """The main pass."""
@@ -35,14 +38,12 @@ class ShardPages(Work):
         )
         pages = await campaigns.pages(row.tenant, s.ground.version_id, self._shard)
         todo = [number for number, _ in pages if self.next_page <= number < self._planned_to]
-        # A slow campaign would hold a place that all share for minutes.
-        places = asyncio.Semaphore(1) if s.allowance.limited else s.lane.pages
+        places = asyncio.Semaphore(1 if s.allowance.limited else PAGES_AT_ONCE)
         tasks: list[asyncio.Task[None]] = []
         try:
             for number in todo:
                 await places.acquire()
                 if s.stopping:
-                    places.release()
                     break
                 self._order.append(number)
                 tasks.append(asyncio.create_task(self._page(number, places)))

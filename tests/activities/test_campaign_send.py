@@ -14,7 +14,6 @@ import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from activities.campaign_plan import PLANS_AT_ONCE
-from activities.stretch.lane import PAGES_AT_ONCE
 from activities.stretch.run import LOOK_VALID
 from schemas.kinds import (
     CampaignPhase,
@@ -27,7 +26,6 @@ from schemas.kinds import (
 from schemas.outcomes import CallOutcome, Failed, Rejected, Unknown
 from sendloom.domain.backoff import bucket_of
 from sendloom.domain.budgets import DEFERRAL_SPREAD, LEASE_MARGIN, RETRIES
-from sendloom.domain.outcomes import RECIPIENT_CODE
 from sendloom.domain.pacing import CHUNK_MAX
 from sendloom.errors import StoreUnavailable
 from sendloom.ports import ClaimResult, ClaimScope, Move, WireMail
@@ -593,43 +591,6 @@ async def test_no_more_than_the_budget_is_ever_in_doubt_over_all_activities_of_a
     stage.mailer.before_batch = measure
     await asyncio.gather(*(stage.send(sending, shard=shard) for shard in range(3)))
     assert 100 < most <= 200
-    assert everybody_once(stage, range(1_200))
-
-
-async def test_all_stretches_of_a_lane_read_no_further_ahead_than_one_would(stage: CampaignStage):
-    """A page read long before its turn is stale by then, and read again."""
-    await stage.set_up(1_200, page_size=100, pages_a_shard=4)
-    await stage.launch()
-    for shard in range(3):
-        await stage.plan(shard)
-    read: list[tuple[int, int]] = []
-    enough = asyncio.Event()
-    most = 0
-
-    async def hold(mails: Sequence[WireMail]) -> None:
-        await enough.wait()
-
-    class Counting(PostgresCampaigns):
-        async def page_sends(self, campaign: Any, shard: int, page: int, channel: Any) -> Any:
-            nonlocal most
-            read.append((shard, page))
-            unsent = await stage.pool.fetchval(
-                "SELECT count(DISTINCT (shard, page)) FROM decisions"
-                " WHERE state = $1 AND (shard, page) IN (SELECT * FROM unnest($2::int[], $3::int[]))",
-                RECIPIENT_CODE[PENDING],
-                [shard for shard, _ in read],
-                [page for _, page in read],
-            )
-            most = max(most, unsent)
-            if len(read) == PAGES_AT_ONCE:
-                enough.set()
-            return await super().page_sends(campaign, shard, page, channel)
-
-    stage.mailer.before_batch = hold
-    sending = stage.send_activities(campaigns=Counting(stage.pool, stage.decisions))
-    await asyncio.gather(*(stage.send(sending, shard=shard) for shard in range(3)))
-    assert most == PAGES_AT_ONCE
-    assert sorted(read) == [(shard, page) for shard in range(3) for page in range(4)]
     assert everybody_once(stage, range(1_200))
 
 
