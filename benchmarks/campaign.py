@@ -7,9 +7,8 @@ In one run, against the same kind of sink and with messages of about 2 KB:
 (c) Sendloom with every guarantee on: gates, claims, outcomes, 3 merge fields, 3 locales, the list in Postgres, file-backed Temporal.
 
 Speed is the median of three campaigns, from the request to the last message counted at the sink; its ratio to (a) is the median of
-the three pairs. Then one accounting run in which the
-sink records every envelope, for `lost` and `doubled` by recipient. The last line is one JSON object, or one per size when
-several sizes are given, in a list.
+the three pairs. Then one accounting run in which the sink records every envelope, for `lost` and `doubled` by recipient. The last
+line is one JSON object, or one per size when several sizes are given, in a list.
 """
 
 import argparse
@@ -184,8 +183,8 @@ def measure(size: int, celery_messages: int, runs: int, ledger: str = "postgres"
                 recording = recorder.name
     middle = sorted(speeds, key=lambda r: r["seconds"])[len(speeds) // 2]
     rate = size / middle["seconds"]
-    pairs = [(beside, size / r["seconds"]) for beside, r in zip(source, speeds, strict=True)]
-    ratios = [own / beside for beside, own in pairs if beside]
+    found = [beside for beside in source if beside is not None]
+    ratios = [size / r["seconds"] / beside for beside, r in zip(found, speeds, strict=False)]
     wanted = {f"r{n}@example.com" for n in range(size)}
     return {
         "recipients": size,
@@ -194,9 +193,7 @@ def measure(size: int, celery_messages: int, runs: int, ledger: str = "postgres"
         "per_second": round(rate),
         "seconds_each": [round(r["seconds"], 2) for r in speeds],
         "first_send_s": round(max(r["first_send_s"] for r in speeds), 2),
-        "smtp_source_per_second": round(statistics.median(r for r in source if r))
-        if all(source)
-        else None,
+        "smtp_source_per_second": round(statistics.median(found)) if found else None,
         "celery_per_second": round(celery_rate) if celery_rate else None,
         "ratio_smtp_source": round(statistics.median(ratios), 2) if ratios else None,
         "ratio_smtp_source_each": [round(ratio, 2) for ratio in ratios],

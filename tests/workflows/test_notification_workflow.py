@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import pytest
 from temporalio.client import Client, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import WorkflowEnvironment
 
 from schemas.kinds import Channel, ClaimState, FaultScope, RecipientState
@@ -246,7 +246,8 @@ async def test_a_cancel_during_the_call_waits_for_the_truth(temporal_client: Cli
         with pytest.raises((WorkflowUpdateFailedError, RPCError)) as e:
             await cancelling
         if isinstance(e.value, RPCError):
-            # It reached the server in the instant in which the workflow closed.
+            # It reached the server in the instant in which the workflow closed; the API reads that as `Gone`.
+            assert e.value.status is RPCStatusCode.NOT_FOUND
             assert "closing workflow" in e.value.message
         else:
             assert isinstance(e.value.cause, ApplicationError)
